@@ -76,8 +76,9 @@ class ProgramsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     200. An error then comes as an event of the stream. 0: never."""
 
     state: str | None = None
-    """File in which a gateway keeps its programs across restarts (SQLite), one for each gateway; `none`: no file. Null:
-    `maitred/programs-PORT.sqlite` in the state directory of the user ($XDG_STATE_HOME, ~/.local/state)."""
+    """File in which a gateway keeps its programs across restarts (SQLite), one for each gateway; or the URL of a Redis that
+    schedulers share, as `scheduler.election` has it, with `#NAME` at its end for another name than `maitred`; `none`: nothing.
+    Null: `maitred/programs-PORT.sqlite` in the state directory of the user ($XDG_STATE_HOME, ~/.local/state)."""
     backend_type: Literal["auto", "vllm", "sglang", "skyrl"] = "auto"
     """The engine of the backends, by which their KV memory is read; `auto` finds out for each."""
     metrics: bool = False

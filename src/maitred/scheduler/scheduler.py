@@ -155,8 +155,12 @@ class LocalScheduler(Scheduler):
         """Begin to poll the backends, to learn slots and to keep the programs, inside this event loop."""
         if self.program_parts is not None:
             self.program_parts.start()
+            self._begin_programs(self.program_parts)
         self.watch.start()
         self._slot_learning.start()
+
+    def _begin_programs(self, parts: ProgramParts) -> None:
+        parts.begin_term()
 
     async def wait_until_polled(self, secs: float) -> None:
         await self.watch.wait_until_polled(secs)

@@ -32,7 +32,7 @@ from maitred.gateway.intake.request_intake import RequestIntake
 from maitred.programs import ProgramsConfig
 from maitred.routing import RoutingConfig
 from maitred.scheduler.interface import Scheduler
-from maitred.scheduler.link_config import SchedulerConfig
+from maitred.scheduler.link_config import SchedulerConfig, without_password
 from maitred.wire.tasks import end_tasks
 
 log = logging.getLogger("maitred.gateway")
@@ -79,6 +79,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
         gateway |= {key: "***" for key in _SECRET_KEYS if gateway[key] is not None}
         admission["classes"] = {c.label: msgspec.to_builtins(self.admission.class_rules(c)) for c in reversed(PriorityClass)}
         others = {name: msgspec.to_builtins(getattr(self, name)) for name in ("programs", "routing")}
+        if self.programs.state is not None:
+            others["programs"]["state"] = without_password(self.programs.state)
         return {"gateway": gateway, "admission": admission, **others}
 
 

@@ -12,8 +12,10 @@ from maitred.scheduler.backends.fleet_view import FleetView
 from maitred.scheduler.drivers.programs import RealTimePrograms
 from maitred.scheduler.engines.polling import KvPolling
 from maitred.scheduler.programs.memories import ProgramMemories
+from maitred.scheduler.programs.redis_store import RedisProgramStore
 from maitred.scheduler.programs.state import ProgramStateKeeper
 from maitred.scheduler.programs.store import ProgramStore
+from maitred.scheduler.redis_clients import REDIS_SCHEMES
 from maitred.wire.clock import Clock
 
 log = logging.getLogger("maitred.gateway")
@@ -50,6 +52,11 @@ class ProgramParts:
         if self.keeper is not None:
             self.keeper.start()
 
+    def begin_term(self) -> None:
+        """Decide about programs from now on, in place of whoever did so before."""
+        if self.keeper is not None:
+            self.keeper.begin_term()
+
     async def close(self) -> None:
         """Stop, and write what is left."""
         self.driver.close()
@@ -63,11 +70,13 @@ def kv_polling(config: ProgramsConfig) -> KvPolling | None:
     return KvPolling(config.backend_type, config.metrics_interval_secs) if is_read else None
 
 
-def _open_store(config: ProgramsConfig, default_state: str | None, file_mode: int) -> ProgramStore | None:
-    """Return the file that keeps the programs, or None if there is none. A file that the user has not named may be impossible:
+def _open_store(config: ProgramsConfig, default_state: str | None, file_mode: int) -> ProgramStore | RedisProgramStore | None:
+    """Return what keeps the programs, or None if nothing does. A file that the user has not named may be impossible:
     then a warning is all."""
     if config.state == NO_STATE:
         return None
+    if config.state is not None and config.state.startswith(REDIS_SCHEMES):
+        return RedisProgramStore(config.state)
     if config.state is not None:
         return ProgramStore(config.state, file_mode)
     if default_state is None:

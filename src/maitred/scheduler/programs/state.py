@@ -8,23 +8,30 @@ whose backend is not configured any more, or is down, comes back paused.
 Changes are collected by program, since only the last one of each counts, and become rows when the `BackgroundWriter` takes
 them. What was decided and not written when the process was killed is at most `FLUSH_SECS` old: a program that was created
 since is unknown to the next run, and one that was released since is idle there until it expires.
+
+A store that several schedulers share (`redis_store`) is read when one of them begins to lead (`begin_term`), so that it knows
+idle programs too; those whose requests are under way it is told of by its gateways.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from itertools import islice
 from typing import Final
 
-from maitred.core.units import Micros
+from maitred.core.units import SECOND, Micros
 from maitred.files.background_writer import BackgroundWriter, BatchSource
+from maitred.files.daemon_threads import DAEMON_THREADS
 from maitred.programs import Program, ProgramAction, ProgramDecision, ProgramKey, ProgramRecord, ProgramState, record_of
 from maitred.scheduler.backends.backend import Backend, BackendObserver
 from maitred.scheduler.backends.fleet_view import FleetView
 from maitred.scheduler.drivers.programs import MemoryLease, RealTimePrograms
 from maitred.scheduler.programs.memories import ProgramMemories
+from maitred.scheduler.programs.redis_store import RedisProgramStore, StateError, TakenOver
 from maitred.scheduler.programs.store import ProgramChanges, ProgramStore, StateChanges, StoredProgram
+from maitred.wire.tasks import end_tasks
 
 log = logging.getLogger("maitred.gateway")
 
@@ -35,10 +42,16 @@ MAX_BATCH: Final = 1_000
 """Changes in one transaction: the event loop makes so many rows in a few milliseconds."""
 
 
+_PATIENCE: Final[Micros] = 2 * SECOND
+"""How long requests of programs wait for a store that cannot be asked."""
+
+
 class ProgramStateKeeper(BackendObserver, BatchSource[StateChanges]):
     """Keeps the programs of one gateway in `store`. Stands between the fleet and the memories, which must know first."""
 
-    def __init__(self, store: ProgramStore, driver: RealTimePrograms, memories: ProgramMemories, fleet: FleetView) -> None:
+    def __init__(
+        self, store: ProgramStore | RedisProgramStore, driver: RealTimePrograms, memories: ProgramMemories, fleet: FleetView
+    ) -> None:
         self._store = store
         self._driver = driver
         self._memories = memories
@@ -51,6 +64,11 @@ class ProgramStateKeeper(BackendObserver, BatchSource[StateChanges]):
         self._drained = sorted(store.drained)
         """The URLs of the backends that are drained."""
         self._has_drained_changed = False
+        self._is_read = isinstance(store, ProgramStore)
+        """Whether what the last run has left is known."""
+        self._is_owner = self._is_read
+        """Whether changes are this scheduler's to write."""
+        self._reading: asyncio.Task[None] | None = None
         driver.restored.clear()
         driver.observers.append(self._on_decisions)
         driver.end_observers.append(self._on_request_ended)
@@ -68,15 +86,59 @@ class ProgramStateKeeper(BackendObserver, BatchSource[StateChanges]):
 
     def start(self) -> None:
         """Drain what was drained, and begin to write, inside this event loop. Call this before the fleet polls its backends."""
-        for backend in self._fleet.backends:
-            if backend.url in self._store.drained:
-                self._fleet.drain(backend)
+        self._drain()
         self._writer.start()
+
+    def begin_term(self) -> None:
+        """Decide about programs from now on: know those that whoever did so before has left. A file was read at the start."""
+        if isinstance(self._store, RedisProgramStore):
+            if self._reading is not None:
+                self._reading.cancel()
+            self._driver.restored.clear()
+            self._is_read = self._is_owner = False
+            self._reading = asyncio.get_running_loop().create_task(self._read_anew(self._store))
 
     async def close(self) -> None:
         """Write what is left."""
+        await end_tasks(self._reading)
         await self._writer.close()
         self._store.close()
+
+    def _drain(self) -> None:
+        for backend in self._fleet.backends:
+            if backend.url in self._store.drained:
+                self._fleet.drain(backend)
+
+    async def _read_anew(self, store: RedisProgramStore) -> None:
+        """Read what is in the store. If it cannot be asked, programs are new after a while, and what is known of them is
+        written as soon as it can."""
+        given_up_at, told = self._driver.clock.now() + _PATIENCE, ""
+        while True:
+            try:
+                await asyncio.get_running_loop().run_in_executor(DAEMON_THREADS, store.begin)
+                break
+            except StateError as error:
+                if str(error) != told:
+                    log.error("programs are not kept: %s (tried again every second)", error)
+                told = str(error)
+            if not self._driver.restored.is_set() and self._driver.clock.now() >= given_up_at:
+                log.error("programs of the scheduler before are not known: its store could not be asked in time")
+                self._driver.restored.set()
+            await asyncio.sleep(1)
+        if self._driver.restored.is_set():
+            store.found = ()
+        self._begin_to_own()
+
+    def _begin_to_own(self) -> None:
+        """Forget what is known of a term before, unless requests of this one have come, and write changes from now on."""
+        if not self._driver.restored.is_set():
+            for program in [*self._driver.core.programs]:
+                self._driver.release(program.key.tenant, program.key.name)
+            self._by_serial.clear()
+        self._pending.clear()
+        self._drain()
+        self._is_read = self._is_owner = True
+        self._adopt_when_polled()
 
     def on_backend_polled(self, backend: Backend) -> None:
         """Adopt the programs of the last run when the last backend has been polled for the first time."""
@@ -84,7 +146,10 @@ class ProgramStateKeeper(BackendObserver, BatchSource[StateChanges]):
         drained = sorted(backend.url for backend in self._fleet.backends if backend.is_draining)
         if drained != self._drained:
             self._drained, self._has_drained_changed = drained, True
-        if not self._driver.restored.is_set() and self._fleet.all_polled:
+        self._adopt_when_polled()
+
+    def _adopt_when_polled(self) -> None:
+        if self._is_read and self._fleet.all_polled and (self._store.found or not self._driver.restored.is_set()):
             self._adopt()
             self._driver.restored.set()
 
@@ -156,6 +221,12 @@ class ProgramStateKeeper(BackendObserver, BatchSource[StateChanges]):
             del self._pending[next(iter(self._pending))]
 
     def take_batch(self) -> StateChanges | None:
+        if not self._is_owner:
+            return None
+        if isinstance(self._store, RedisProgramStore) and self._store.has_lost_all:
+            self._store.has_lost_all, self._has_drained_changed = False, True
+            for live in self._driver.core.programs:
+                self._note(live)
         keys = list(islice(self._pending, MAX_BATCH))
         changes: ProgramChanges = {}
         for key in keys:
@@ -166,7 +237,11 @@ class ProgramStateKeeper(BackendObserver, BatchSource[StateChanges]):
         return StateChanges(changes, drained) if changes or drained is not None else None
 
     def write_batch(self, batch: StateChanges) -> None:
-        self._store.write(batch)
+        try:
+            self._store.write(batch)
+        except TakenOver:
+            self._is_owner = False  # Until the next term.
+            raise
 
     def give_back(self, batch: StateChanges) -> None:
         self._has_drained_changed |= batch.drained is not None

@@ -73,6 +73,8 @@ class SchedulerHost:
         """Called with the notes of gateways."""
         self.on_welcome: Callable[[GatewayId], object] | None = None
         """Called with each gateway that has been welcomed."""
+        self.on_term: Callable[[], object] | None = None
+        """Called when this scheduler begins to lead."""
         self.on_lost: Callable[[], object] | None = None
         """Called when a gateway may be connected no more."""
         self._programs = None if programs is None else HostedPrograms(programs, self._next_request, self.flush_soon)
@@ -209,6 +211,8 @@ class SchedulerHost:
         self.flush_soon()
 
     def _on_term(self) -> None:
+        if self.on_term is not None:
+            self.on_term()
         self._orphans.look()
         self.news.note()
 

@@ -7,6 +7,7 @@ import asyncio
 from maitred.admission import Admission
 from maitred.core.units import Micros
 from maitred.scheduler.link.scheduler_end import GATEWAY_LEASE
+from maitred.scheduler.programs.parts import ProgramParts
 from maitred.scheduler.scheduler import LocalScheduler
 from maitred.scheduler.sharing.fleet_placer import FleetPlacer
 from maitred.scheduler.sharing.host import SchedulerHost
@@ -36,8 +37,13 @@ class HostedScheduler(LocalScheduler):
             programs=self.programs,
             lease=lease,
         )
+        if self.program_parts is not None:
+            host.on_term = self.program_parts.begin_term
         self.fleet.observe(host.news)
         return host
+
+    def _begin_programs(self, parts: ProgramParts) -> None:
+        """Do nothing: each term begins when this scheduler leads."""
 
     def _make_admission(self, core: Admission) -> HostedAdmission:
         return HostedAdmission(core, self._clock, self.fleet.pool_load, self.fleet.pools.pool_of, self.fleet.pools.only_pools)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 from random import Random
+from typing import Final
 
 from maitred.core.errors import ConfigError
 from maitred.core.units import from_seconds
 from maitred.scheduler.link_config import SchedulerConfig
+from maitred.scheduler.redis_clients import for_event_loops, open_redis
 from maitred.scheduler.sharing.elections.election import Election, SoleScheduler
 from maitred.scheduler.sharing.elections.file_election import FileElection
-from maitred.scheduler.sharing.elections.redis_election import RedisElection, open_redis
+from maitred.scheduler.sharing.elections.redis_election import RedisElection
+
+_TIMEOUT_SECS: Final = 1.0
+"""How long a store may take to answer."""
 
 
 def open_election(url: str | None, config: SchedulerConfig, random: Random) -> Election:
@@ -22,6 +27,6 @@ def open_election(url: str | None, config: SchedulerConfig, random: Random) -> E
         if not path.parent.is_dir():
             raise ConfigError(f"the folder {path.parent} does not exist", where="scheduler.election", hint="file:/run/maitred")
         return FileElection(path)
-    client, where = open_redis(url)
+    client, where = open_redis(url, for_event_loops, _TIMEOUT_SECS)
     lease = from_seconds(config.lease_secs)
     return RedisElection(client, where, config.election_name, lease, lambda: random.randbytes(8).hex())

@@ -16,17 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Collection
 from typing import Any, Final, TypeVar
-from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from maitred.core.errors import ConfigError
 from maitred.core.units import Micros
 from maitred.scheduler.link.gateway_books import UNKNOWN_GATEWAY, GatewayId
+from maitred.scheduler.redis_clients import words_of
 from maitred.scheduler.sharing.elections.election import Candidate, Election, ElectionError, Term
 
 T = TypeVar("T")
-_TIMEOUT_SECS: Final = 1.0
 _CAMPAIGN: Final = """
 if redis.call('EXISTS', KEYS[1]) == 1 then return {0, ''} end
 local epoch = math.max(tonumber(redis.call('GET', KEYS[2]) or '0'), tonumber(ARGV[3])) + 1
@@ -96,16 +94,12 @@ class RedisElection(Election):
             await sentinel.aclose()
 
     async def _ask(self, answer: Awaitable[T]) -> T:
-        from redis.exceptions import AuthenticationError, RedisError
+        from redis.exceptions import RedisError
 
         try:
             return await answer
-        except AuthenticationError as error:
-            raise ElectionError(f"the store at {self._where} refuses the password: {error}") from error
         except (RedisError, OSError, TimeoutError) as error:
-            # Sentinel's words are followed by all that it knows of its clients.
-            words = str(error).partition(" : <")[0] or type(error).__name__
-            raise ElectionError(f"the store at {self._where} cannot be asked: {words}") from error
+            raise ElectionError(words_of(self._where, error)) from error
 
 
 def _named_in(gateways: bytes) -> list[GatewayId]:
@@ -114,38 +108,3 @@ def _named_in(gateways: bytes) -> list[GatewayId]:
         return msgspec.json.decode(gateways, type=list[GatewayId]) if gateways else [UNKNOWN_GATEWAY]
     except msgspec.MsgspecError:
         return [UNKNOWN_GATEWAY]
-
-
-def open_redis(url: str) -> tuple[Any, str]:
-    """Return a client for a URL, and its address without the password. Raises ConfigError for a URL that is none, and where
-    redis-py is not installed."""
-    parts = urlsplit(url)
-    where = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
-    try:
-        import redis.asyncio as client
-        from redis.asyncio.retry import Retry
-        from redis.asyncio.sentinel import Sentinel
-        from redis.backoff import NoBackoff
-    except ImportError as error:
-        raise ConfigError(f"{where} needs redis-py, which is not installed", hint="pip install 'maitred[redis]'") from error
-    limits: dict[str, Any] = {"socket_timeout": _TIMEOUT_SECS, "socket_connect_timeout": _TIMEOUT_SECS}
-    limits["retry"] = Retry(NoBackoff(), 1)  # It is asked again soon, by whoever asks.
-    user, password = unquote(parts.username or ""), unquote(parts.password or "")
-    login: dict[str, Any] = {"username": user or None, "password": password or None}
-    try:
-        if parts.scheme == "redis+sentinel":
-            hosts = [_host_port(each, 26_379) for each in parts.netloc.rpartition("@")[2].split(",")]
-            service = parts.path.strip("/") or "mymaster"
-            sentinel = Sentinel(hosts, sentinel_kwargs=limits, **limits, **login)  # type: ignore[no-untyped-call]
-            return sentinel.master_for(service), f"{where}/{service}"
-        if parts.scheme == "redis+cluster":
-            host, port = _host_port(parts.netloc.rpartition("@")[2].split(",")[0], 6_379)
-            return client.RedisCluster(host=host, port=port, **limits, **login), where
-        return client.Redis.from_url(url, **limits), where
-    except ValueError as error:
-        raise ConfigError(f"{where} is no URL of Redis: {error}", hint="redis://[:PASSWORD@]HOST:PORT[/DATABASE]") from error
-
-
-def _host_port(text: str, default: int) -> tuple[str, int]:
-    host, colon, port = text.rpartition(":")
-    return (host.strip("[]"), int(port)) if colon and not text.endswith("]") else (text.strip("[]"), default)

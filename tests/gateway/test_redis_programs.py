@@ -1,0 +1,128 @@
+"""The programs of a fleet in Redis: the next leader knows those that are idle, and the one before writes no more."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+import pytest
+from cluster_world import Cluster, cluster
+from test_redis_elections import redis_server
+from world import run_on_sockets, world
+
+from maitred.core.errors import ConfigError
+from maitred.core.request import PriorityClass
+from maitred.gateway.admin.reload import GatewaySettings
+from maitred.gateway.cluster.scheduler_gateway import SchedulerGateway
+from maitred.gateway.config import GatewayConfig
+from maitred.programs import ProgramKey, ProgramsConfig
+from maitred.scheduler.interface import Dialer, ElectedAddresses, open_election
+from maitred.scheduler.programs import state
+from maitred.scheduler.programs.redis_store import RedisProgramStore, StateError, TakenOver
+from maitred.scheduler.programs.state import ProgramStateKeeper
+from maitred.scheduler.programs.store import StateChanges, StoredProgram
+from maitred.wire.machine import Machine
+
+ROW = StoredProgram("t", "p", "m", PriorityClass.DEFAULT, "", "http://a:1", 0, 10, 40, 0, 1, 0, 0.0, 5, 6)
+KEY = ProgramKey("t", "p", "m")
+
+
+def keeper(scheduler: SchedulerGateway) -> ProgramStateKeeper:
+    parts = scheduler.scheduler.program_parts
+    assert parts is not None
+    assert parts.keeper is not None
+    return parts.keeper
+
+
+def names(scheduler: SchedulerGateway) -> set[str]:
+    assert scheduler.scheduler.programs is not None
+    return {program.key.name for program in scheduler.scheduler.programs.core.programs}
+
+
+async def ask(c: Cluster, program: str) -> int:
+    return (await (await c.start_request(body={"model": "m", "messages": [], "program_id": program})).read_response())[0]
+
+
+def test_the_next_leader_knows_idle_programs_and_the_last_one_writes_no_more(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            port = await stack.enter_async_context(redis_server(tmp_path, "--requirepass", "a-word"))
+            url = f"redis://:a-word@127.0.0.1:{port}"
+            c = await stack.enter_async_context(cluster(None, 0, election=url, lease_secs=0.5))
+            c.programs = ProgramsConfig(mode="default", state=f"{url}#fleet")
+            first, second = await c.add_scheduler(), await c.add_scheduler()
+            election = open_election(url, c.link, Machine().random)
+            stack.push_async_callback(election.close)
+            await c.add_gateway(Dialer(ElectedAddresses(election)))
+            await c.linked()
+            assert await ask(c, "a") == await ask(c, "b") == 200
+            assert names(second) == set()
+            store = RedisProgramStore(f"{url}#fleet")  # It has begun before the second one does.
+            store._epoch = 1
+            await c.until(lambda: not keeper(first)._pending and keeper(first)._writer.is_idle)
+            await c.kill(first)
+            await c.until(lambda: second.host and second.host.leadership.mode == "leading")
+            await c.until(lambda: names(second) == {"a", "b"})
+            with pytest.raises(TakenOver, match=r"another scheduler keeps the programs in redis://127.0.0.1:\d+ \(epoch 2"):
+                await asyncio.to_thread(store.write, StateChanges({KEY: ROW}))
+            store.close()
+            await c.linked()
+            assert await ask(c, "c") == 200
+            await c.until(lambda: names(second) == {"a", "b", "c"})
+
+    run_on_sockets(scenario())
+
+
+def test_a_store_that_was_emptied_is_written_anew_and_one_that_is_down_is_told(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with redis_server(tmp_path) as port:
+            store = RedisProgramStore(f"redis://127.0.0.1:{port}")
+            await asyncio.to_thread(store.begin)
+            await asyncio.to_thread(store.write, StateChanges({KEY: ROW}, ["http://b:1"]))
+            other = RedisProgramStore(f"redis://127.0.0.1:{port}")
+            await asyncio.to_thread(other.begin)
+            assert (other.found, other.drained) == ([ROW], ["http://b:1"])
+            await asyncio.to_thread(other.write, StateChanges({KEY: None}, []))
+            assert not other.has_lost_all
+        with pytest.raises(StateError, match=rf"the store at redis://127.0.0.1:{port} cannot be asked"):
+            await asyncio.to_thread(other.write, StateChanges({KEY: ROW}))
+        async with redis_server(tmp_path, port=port):
+            await asyncio.to_thread(other.write, StateChanges({KEY: ROW}))
+            assert other.has_lost_all
+        store.close()
+        other.close()
+
+    run_on_sockets(scenario())
+
+
+def test_a_gateway_alone_keeps_its_programs_in_redis_and_serves_without_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "_PATIENCE", 0)
+
+    async def scenario() -> None:
+        async with redis_server(tmp_path) as port:
+            programs = {"mode": "default", "state": f"redis://127.0.0.1:{port}"}
+            async with world(programs=programs) as w:
+                assert (await w.request(body={"model": "m", "messages": [], "program_id": "a"}))[0] == 200
+            async with world(programs=programs) as w:
+                parts = w.gateway.scheduler.program_parts
+                assert parts is not None
+                while not parts.driver.restored.is_set():
+                    await asyncio.sleep(0.001)
+                assert [program.key.name for program in parts.driver.core.programs] == ["a"]
+        async with world(programs=programs) as w:
+            assert (await w.request(body={"model": "m", "messages": [], "program_id": "a"}))[0] == 200
+
+    run_on_sockets(scenario())
+    assert "programs are not kept: the store at redis://127.0.0.1:" in caplog.text
+    assert "programs of the scheduler before are not known" in caplog.text
+
+
+def test_a_url_of_nothing_is_refused_and_a_password_is_never_shown() -> None:
+    with pytest.raises(ConfigError, match="is no URL of Redis"):
+        RedisProgramStore("redis://127.0.0.1:nine")
+    programs = ProgramsConfig(state="redis://:a-word@10.0.0.9:6379")
+    settings = GatewaySettings(gateway=GatewayConfig(backends=("http://a:1",)), programs=programs)
+    assert settings.redacted()["programs"]["state"] == "redis://10.0.0.9:6379"
