@@ -308,6 +308,14 @@ FAILURES: Final = FlagGroup(
     KeyFlag("cluster.failures.slow_instances", "N"),
     KeyFlag("cluster.failures.slow_factor", "FACTOR"),
 )
+COSTS: Final = FlagGroup(
+    "Costs: energy, carbon, money",
+    KeyFlag("cluster.costs.gpu_watts", "WATTS"),
+    KeyFlag("cluster.costs.idle_share", "SHARE"),
+    KeyFlag("cluster.costs.pue", "FACTOR"),
+    KeyFlag("cluster.costs.grid_gco2_per_kwh", "GRAMS", name="--grid-intensity"),
+    KeyFlag("cluster.costs.price_per_gpu_hour", "DOLLARS"),
+)
 DISAGGREGATION: Final = FlagGroup(
     "Prefill and decode instances: prompts are computed in some, answers in others",
     KeyFlag("cluster.disaggregation.prefill_instances", "N"),
@@ -333,6 +341,7 @@ SIMULATE: Final = (
     *WORKLOAD,
     CLUSTER,
     FAILURES,
+    COSTS,
     DISAGGREGATION,
     ADMISSION,
     FLOW_CONTROL,

@@ -25,6 +25,7 @@ from maitred.core.request import PriorityClass, RequestId
 from maitred.core.student_t import Interval
 from maitred.core.units import to_ms, to_seconds
 from maitred.report.breakdown import By
+from maitred.report.costs import cost_metrics
 from maitred.report.fitness import Fitness
 from maitred.report.latencies import Times, request_times
 from maitred.report.programs import program_metrics
@@ -210,7 +211,11 @@ def write_metrics(
         told = msgspec.to_builtins(assessment)
         parts = {"simulated": "simulated", "verdicts": "verdicts", "instances": "utilisation"}
         figures = {**{key: told[part] for key, part in parts.items()}, **figures}
-        figures |= {"slowdown": told["slowdown"], "steady_state": steady_metrics(assessment.steady_state)}
+        figures |= {
+            "slowdown": told["slowdown"],
+            "costs": cost_metrics(assessment.costs),
+            "steady_state": steady_metrics(assessment.steady_state),
+        }
     if fitness is not None:
         figures["fitness"] = {"score": fitness.score, **fitness.components}
     write(msgspec.json.format(msgspec.json.encode(figures), indent=2) + b"\n")

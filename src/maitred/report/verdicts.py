@@ -38,6 +38,7 @@ from maitred.core.contracts import BatchShape
 from maitred.core.units import SECOND, Micros, to_ms
 from maitred.instance import InstanceConfig
 from maitred.report.breakdown import By
+from maitred.report.costs import RunCosts, cost_lines, find_costs
 from maitred.report.latencies import Times
 from maitred.report.request_statistics import LatencyStatistics, latency_statistics
 from maitred.report.run_setup import RunSetup, section_of
@@ -92,6 +93,8 @@ class Assessment(msgspec.Struct, frozen=True):
     verdicts: tuple[Verdict, ...]
     slowdown: LatencyStatistics | None = None
     """Statistics of the slowdown, a factor; None if it is not known."""
+    costs: RunCosts | None = None
+    """GPU-hours, energy, carbon and money; None if no GPU is known."""
     steady_state: SteadyState | None = None
     """What a longer run would come to; None if the rows were not kept."""
 
@@ -106,6 +109,7 @@ def assess(results: Results, summary: Summary, setup: RunSetup, warmup: Warmup =
         simulated=setup.in_one_line(),
         utilisation=measure_utilisation(results, summary, setup, None if growth is None else growth.served),
         verdicts=tuple(find_verdicts(results, summary, setup)),
+        costs=find_costs(results, summary, setup),
         slowdown=None if slower is None else latency_statistics(slower[~np.isnan(slower)]),
         steady_state=find_steady_state(results, summary.slo, warmup, diverges=growth is not None, slowdown=slower),
     )
@@ -120,7 +124,11 @@ def print_run(summary: Summary, assessment: Assessment, console: Console, per: B
     verdicts."""
     console.print(assessment.simulated, style="dim", highlight=False, markup=False)
     print_summary(summary, console, per)
-    for line in (*utilisation_lines(assessment.utilisation), *slowdown_lines(assessment.slowdown)):
+    for line in (
+        *utilisation_lines(assessment.utilisation),
+        *slowdown_lines(assessment.slowdown),
+        *cost_lines(assessment.costs),
+    ):
         console.print(line, style="dim", highlight=False, markup=False)
     if assessment.steady_state is not None:
         print_steady_state(assessment.steady_state, console)

@@ -15,7 +15,7 @@ from maitred.core.contracts import Overheads
 from maitred.core.units import Micros, from_ms
 from maitred.instance import InstanceConfig
 from maitred.routing import RoutingConfig, Signals
-from maitred.sim.fleet_config import FailureConfig, InstanceGroup
+from maitred.sim.fleet_config import CostConfig, FailureConfig, InstanceGroup
 
 MAX_INSTANCES = 10_000
 """More instances than any router has; a larger number is a typing mistake."""
@@ -117,6 +117,8 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Prefill in some instances, decode in others."""
     failures: FailureConfig = FailureConfig()
     """Instances that fail, and instances that are slow."""
+    costs: CostConfig = CostConfig()
+    """Power, carbon and price of the GPUs, for the report."""
 
     def __post_init__(self) -> None:
         self._count_groups()

@@ -125,12 +125,13 @@ class SimulatedFleet:
             for replica, of in zip(self.replicas, counts.tolist(), strict=True)
         )
 
-    def _times_of(self, index: int, end: Micros) -> tuple[Micros, Micros]:
-        """Return for how long an instance has served, and has been down."""
+    def _times_of(self, index: int, end: Micros) -> tuple[Micros, Micros, Micros]:
+        """Return for how long an instance has served, its GPUs were held, and it has been down."""
         if self.membership is None:
-            return end, 0
+            return end, end, 0
         time_in = self.membership.time_in
-        return time_in(index, InstanceState.SERVING, end), time_in(index, InstanceState.DOWN, end)
+        held = self.membership.time_held(index, end)
+        return time_in(index, InstanceState.SERVING, end), held, time_in(index, InstanceState.DOWN, end)
 
     def itl_gaps(self) -> ItlGaps | None:
         """Close the logs, and return the gaps between tokens per request, or None if they were not recorded."""

@@ -1,4 +1,5 @@
-"""The configuration of what happens to the instances of a cluster: groups of unequal ones, failures, slow instances."""
+"""The configuration of what happens to the instances of a cluster: groups of unequal ones, failures, slow instances, and what
+they cost."""
 
 from __future__ import annotations
 
@@ -16,6 +17,8 @@ _MOST = 10_000
 _MAX_ATTEMPTS = 100
 _LEAST_SECS = 1e-6
 _MAX_FACTOR = 1_000_000
+_MAX_COST = 1_000_000
+_MAX_PUE = 10.0
 
 
 class InstanceGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -45,6 +48,41 @@ class InstanceGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 _DIFFERING: Final = tuple(name for name in InstanceGroup.__struct_fields__ if name != "num_instances")
+
+
+class CostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What GPUs cost: power, carbon, money. Nothing of it changes what is simulated."""
+
+    gpu_watts: float | None = None
+    """Power of a GPU at work, in W. Null: its published power limit (`maitred models`, hardware.toml)."""
+    idle_share: float = 0.15
+    """Power of an idle GPU that has a model loaded, as a share of that at work."""
+    pue: float = 1.0
+    """Power usage effectiveness: all energy of the data centre by that of the GPUs."""
+    grid_gco2_per_kwh: float | None = None
+    """Carbon intensity of the grid, in g CO2 per kWh. Null: not known, and no carbon is told."""
+    price_per_gpu_hour: float | dict[str, float] | None = None
+    """The price of a GPU for an hour, in dollars, or of each kind of GPU, `{H100: 2.5}`. Null: no price is told."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.idle_share <= 1:
+            raise ValueError(f"idle_share must be from 0 to 1, not {self.idle_share}")
+        if not 1 <= self.pue <= _MAX_PUE:
+            raise ValueError(f"pue must be from 1 to {_MAX_PUE:g}, not {self.pue}")
+        prices = self.price_per_gpu_hour
+        stated = {"gpu_watts": self.gpu_watts, "grid_gco2_per_kwh": self.grid_gco2_per_kwh}
+        stated |= {"price_per_gpu_hour": None if isinstance(prices, dict) else prices}
+        stated |= {f"price_per_gpu_hour of {name}": each for name, each in prices.items()} if isinstance(prices, dict) else {}
+        for name, value in stated.items():
+            if value is not None and not 0 < value <= _MAX_COST:
+                raise ValueError(f"{name} must be above 0 and at most {_MAX_COST:,}, not {value}")
+
+    def price_of(self, hardware: str) -> float | None:
+        """Return the price of a GPU of this kind for an hour, or None if it is not known."""
+        prices = self.price_per_gpu_hour
+        if isinstance(prices, dict):
+            return {name.lower(): price for name, price in prices.items()}.get(hardware.lower())
+        return prices
 
 
 class FailureConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,7 +1,10 @@
 """Membership: which instances of the fleet serve, and how long each has been in which state.
 
     SERVING    routers see it
-    DOWN       it has failed, and nothing is in it; its GPUs are held
+    DRAINING   it works on what it has, and gets nothing more
+    STARTING   it will serve
+    DOWN       it has failed, and nothing is in it
+    OFF        it does not exist. In all other states its GPUs are held
 
 Routers and admission are shown the instances that serve and no others, as a gateway shows its router the healthy backends. The
 object that they are shown is another one after each change, because routers know a fleet by the identity of this object.
@@ -21,8 +24,14 @@ class InstanceState(IntEnum):
 
     SERVING = 0
     """Requests are routed to it."""
-    DOWN = 1
+    DRAINING = 1
+    """It gets no more requests, and works on those that it has."""
+    STARTING = 2
+    """It loads its model."""
+    DOWN = 3
     """It has failed."""
+    OFF = 4
+    """Its GPUs are not held."""
 
 
 class Membership:
@@ -47,6 +56,10 @@ class Membership:
         self._states[index], self._since[index] = state, now
         serving = InstanceState.SERVING
         self.serving = [view for view, each in zip(self._all_views, self._states, strict=True) if each is serving]
+
+    def time_held(self, index: int, end: Micros) -> Micros:
+        """Return the time (µs) for which the GPUs of an instance were held, up to the end of the run."""
+        return sum(self.time_in(index, state, end) for state in InstanceState if state is not InstanceState.OFF)
 
     def time_in(self, index: int, state: InstanceState, end: Micros) -> Micros:
         """Return the time (µs) for which an instance has been in `state`, up to the end of the run."""

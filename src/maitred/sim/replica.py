@@ -95,7 +95,14 @@ class Replica:
         return steps + instance.num_steps, preemptions + instance.num_preemptions, fetched + instance.fetched_blocks
 
     def totals(
-        self, serving: Micros, down: Micros, requests: int, prompt_tokens: int, cached_tokens: int, output_tokens: int
+        self,
+        serving: Micros,
+        held: Micros,
+        down: Micros,
+        requests: int,
+        prompt_tokens: int,
+        cached_tokens: int,
+        output_tokens: int,
     ) -> InstanceTotals:
         """Return the totals of the instance, with these times and counts of the requests that were routed to it."""
         meter, (steps, preemptions, fetched) = self._meter, self._lives()
@@ -109,6 +116,7 @@ class Replica:
             output_tokens=output_tokens,
             fetched_blocks=fetched,
             serving=serving,
+            held=held,
             down=down,
             itl=meter.itl_sketch,
         )

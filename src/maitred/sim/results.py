@@ -64,6 +64,8 @@ class InstanceTotals(msgspec.Struct, frozen=True, kw_only=True):
     """KV blocks fetched from main memory."""
     serving: Micros = 0
     """Time in which requests were routed to it."""
+    held: Micros = 0
+    """Time in which its GPUs were held."""
     down: Micros = 0
     """Time between its failures and its returns."""
     itl: QuantileSketch

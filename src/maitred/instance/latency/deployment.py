@@ -199,12 +199,16 @@ class HardwareSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Name of the system in AIConfigurator, or empty if it knows none with this GPU."""
     source: str = ""
     """Source of the figures."""
+    tdp_watts: float = 0.0
+    """Published power limit in W, or 0 if it is not known."""
+    power_source: str = ""
+    """Source of the power limit."""
 
     def __post_init__(self) -> None:
         for name in ("peak_tflops", "bandwidth_tb_s", "mfu_prefill", "mfu_decode"):
             if not (isfinite(getattr(self, name)) and getattr(self, name) > 0):
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
-        for name in ("memory_gib", "peak_tflops_fp8"):
+        for name in ("memory_gib", "peak_tflops_fp8", "tdp_watts"):
             if not (isfinite(getattr(self, name)) and getattr(self, name) >= 0):
                 raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}")
 

@@ -18,6 +18,7 @@ import msgspec
 
 from maitred.core.units import SECOND, to_ms, to_seconds
 from maitred.report.breakdown import By
+from maitred.report.costs import cost_lines
 from maitred.report.page.parts import ZOOM_NOTE, chart_html, framed_table, labelled_cell, page_parts, table_html
 from maitred.report.page.timeline import timeline_html
 from maitred.report.panels import Panel, latency_panels, time_panels
@@ -100,7 +101,8 @@ def _page_parts(results: Results, summary: Summary, setup: RunSetup, assessment:
 
 
 def _body(results: Results, summary: Summary, setup: RunSetup, assessment: Assessment) -> Iterator[str]:
-    use = " ".join((*utilisation_lines(assessment.utilisation), *slowdown_lines(assessment.slowdown)))
+    slower, costs = slowdown_lines(assessment.slowdown), cost_lines(assessment.costs)
+    use = " ".join((*utilisation_lines(assessment.utilisation), *slower, *costs))
     yield f'{headline_tiles(summary)}<p class="quiet">{escape(use)}</p>\n'
     yield from _charts("Latency, by class" if len(summary.classes) > 1 else "Latency", latency_panels(results, summary.slo))
     yield from _charts("Over time", time_panels(results))
