@@ -33,6 +33,8 @@ TIGHT: Final = f"{BLIS} --enable-prefix-caching --total-kv-blocks 16"
 FULL: Final = f"{BUSY} --total-kv-blocks 40 --max-model-len 400"
 TIERED: Final = f"{FULL} --config blis.yaml --kv-cpu-blocks 100"
 FAILING: Final = f"{BUSY} --num-instances 3 --mtbf 0.02 --mttr 0.5"
+SCALED: Final = "in-flight(target=4) --autoscaling-interval 0.005 --cold-start 0.004 --scale-down-delay 9"
+SCALING: Final = f"{BUSY} --autoscaling-policy {SCALED}"
 AGENTS: Final = (
     f"--programs 6 --turns 5 --start-tokens uniform:200,400 --input-tokens 40 --output-tokens 30 --tool-time-ms 20000 {TIMED}"
 )
@@ -91,6 +93,12 @@ EFFECTS: Final[Mapping[str, tuple[str, str]]] = {
     "config": (BUSY, "--config c.yaml"),
     "num_instances": (BUSY, "--num-instances 2"),
     "slots": (BUSY, "--slots learned"),
+    "autoscaling_policy": (BUSY, f"--autoscaling-policy {SCALED}"),
+    "min_instances": (SCALING, "--min-instances 3 --num-instances 3"),
+    "max_instances": (SCALING, "--max-instances 2"),
+    "autoscaling_interval": (SCALING, "--autoscaling-interval 0.02"),
+    "cold_start": (SCALING, "--cold-start 0.02"),
+    "scale_down_delay": (SCALING, "--scale-down-delay 0.001"),
     "gpu_watts": (MODEL, "--gpu-watts 500"),
     "idle_share": (MODEL, "--idle-share 0.3"),
     "pue": (MODEL, "--pue 1.3"),

@@ -23,6 +23,7 @@ TABLES = (
     "scorer",
     "latency model",
     "acting estimator",
+    "autoscaling policy",
     "trace format",
 )
 

@@ -64,7 +64,9 @@ def test_what_is_not_known_is_not_told() -> None:
     assert (found.usd, found.gco2) == (None, None)
     assert found.energy_wh is not None
     generic = run(InstanceConfig(latency=LinearLatency((10_000, 0, 0))))
-    assert generic.assess().costs is None
+    unknown = generic.assess().costs
+    assert unknown is not None
+    assert (unknown.gpu_hours, unknown.energy_wh) == (pytest.approx(1), None)
     assert [*cost_lines(run().assess().costs)] == []
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from maitred.admission import POLICIES
+from maitred.autoscaling import AUTOSCALERS
 from maitred.batching import LlmRequest, LlmRequestState, RequestScheduler, SchedulerOutput
 from maitred.core.registry import Registry, parameters
 from maitred.instance import InstanceConfig
@@ -34,6 +35,7 @@ from maitred.routing import ROUTERS, SCORERS
 from maitred.testing import (
     check_acting_estimator,
     check_admission_policy,
+    check_autoscaler,
     check_batch_scheduler,
     check_latency_model,
     check_length_predictor,
@@ -81,6 +83,11 @@ def test_queue_policies(name: str) -> None:
 @pytest.mark.parametrize("name", names(PRIORITIES))
 def test_priority_policies(name: str) -> None:
     check_priority_policy(name)
+
+
+@pytest.mark.parametrize("name", names(AUTOSCALERS))
+def test_autoscaling_policies(name: str) -> None:
+    check_autoscaler(name)
 
 
 @pytest.mark.parametrize("name", [*names(ACTING_ESTIMATORS), "fixed(weight=0.3)", "decay(half_life_secs=0.01)"])

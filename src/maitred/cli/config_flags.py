@@ -308,6 +308,15 @@ FAILURES: Final = FlagGroup(
     KeyFlag("cluster.failures.slow_instances", "N"),
     KeyFlag("cluster.failures.slow_factor", "FACTOR"),
 )
+AUTOSCALING: Final = FlagGroup(
+    "Autoscaling: instances that are started and drained (default: off)",
+    KeyFlag("cluster.autoscaling.policy", "POLICY", name="--autoscaling-policy"),
+    KeyFlag("cluster.autoscaling.min_instances", "N"),
+    KeyFlag("cluster.autoscaling.max_instances", "N"),
+    KeyFlag("cluster.autoscaling.interval_secs", "SECS", name="--autoscaling-interval"),
+    KeyFlag("cluster.autoscaling.cold_start_secs", "SECS", name="--cold-start"),
+    KeyFlag("cluster.autoscaling.scale_down_delay_secs", "SECS", name="--scale-down-delay"),
+)
 COSTS: Final = FlagGroup(
     "Costs: energy, carbon, money",
     KeyFlag("cluster.costs.gpu_watts", "WATTS"),
@@ -341,6 +350,7 @@ SIMULATE: Final = (
     *WORKLOAD,
     CLUSTER,
     FAILURES,
+    AUTOSCALING,
     COSTS,
     DISAGGREGATION,
     ADMISSION,

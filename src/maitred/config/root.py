@@ -25,6 +25,7 @@ from msgspec.structs import FieldInfo, fields
 
 import maitred.compat  # noqa: F401 - sections may have the flavours of other systems
 from maitred.admission import POLICIES, AdmissionConfig, bootstrap_problem, overcommit_problem
+from maitred.autoscaling import AUTOSCALERS
 from maitred.batching import BATCH_SCHEDULERS
 from maitred.core.errors import ConfigError
 from maitred.core.registry import Registry
@@ -51,6 +52,7 @@ POLICY_KEYS: Final[Mapping[KeyPath, Registry[Any]]] = {
     ("instance", "batching"): BATCH_SCHEDULERS,
     ("instance", "priority_policy"): PRIORITIES,
     ("instance", "radix_eviction_policy"): EVICTIONS,
+    ("cluster", "autoscaling", "policy"): AUTOSCALERS,
 }
 """Keys that take the name of a policy."""
 KINDS: Final[Sequence[Registry[Any]]] = (
@@ -68,6 +70,7 @@ KINDS: Final[Sequence[Registry[Any]]] = (
     ARRIVALS,
     LENGTHS,
     ACTING_ESTIMATORS,
+    AUTOSCALERS,
 )
 """Every kind of plug-in. A new kind is added here; the plug-ins of a kind are found by themselves."""
 

@@ -10,6 +10,7 @@
     breakdown           groups of requests, and the gaps between tokens of each group
     slo                 latency targets
     fitness             one score for a run, as BLIS weighs it
+    costs               GPU-hours, energy, carbon and money
     utilisation         how much of the instances a run used, and how much more they could take
     slowdown            by which factor requests took longer than alone
     steady_state        what a longer run would come to: warm-up left out, intervals of batch means; steady_table shows it

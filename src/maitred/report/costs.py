@@ -50,9 +50,9 @@ class RunCosts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_costs(results: Results, summary: Summary, setup: RunSetup) -> RunCosts | None:
-    """Return the costs of a run, or None of one that no model of known GPUs made."""
+    """Return the costs of a run, or None if no instance is known. Without a model an instance is one GPU of unknown power."""
     instance, cluster = section_of(setup, InstanceConfig), section_of(setup, ClusterConfig)
-    if setup.measured or not instance.has_model or not results.instances:
+    if setup.measured or not results.instances:
         return None
     costs, configs = cluster.costs, cluster.instance_configs(instance)
     gpus = [each.tensor_parallel_size * each.data_parallel_size for each in configs]
@@ -65,7 +65,7 @@ def find_costs(results: Results, summary: Summary, setup: RunSetup) -> RunCosts 
     usd = _weighted(held, [costs.price_of(each.hardware) for each in configs])
     tokens = summary.total.output_tokens
     return RunCosts(
-        is_asked_for=costs != CostConfig(),
+        is_asked_for=costs != CostConfig() or bool(cluster.autoscaling.policy),
         gpu_hours=sum(held),
         energy_wh=energy,
         wh_per_request=_by(energy, summary.total.completed),
@@ -103,7 +103,7 @@ def _watts(costs: CostConfig, instance: InstanceConfig) -> float | None:
     """Return the peak power of a GPU of an instance, or None if it is not known."""
     if costs.gpu_watts is not None:
         return costs.gpu_watts
-    if instance.hardware_config is not None:
+    if instance.hardware_config is not None or not instance.has_model:
         return None
     return find_hardware(instance.hardware).tdp_watts or None
 

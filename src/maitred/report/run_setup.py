@@ -97,8 +97,10 @@ def section_of(setup: RunSetup, kind: type[S]) -> S:
 def _what_runs(instance: InstanceConfig, cluster: ClusterConfig) -> str:
     if cluster.groups:
         return _groups(instance, cluster)
-    count = cluster.num_instances
+    count, scaling = cluster.num_instances, cluster.autoscaling
     instances = "1 instance" if count == 1 else f"{count:,} instances"
+    if scaling.policy:
+        instances = f"{scaling.min_instances:,} to {scaling.max_instances:,} instances"
     tp, dp = instance.tensor_parallel_size, instance.data_parallel_size
     if not instance.has_model:
         generic = "generic linear model" if instance.latency in (None, LinearLatency()) else "no model"
@@ -180,8 +182,10 @@ def _policies(setup: RunSetup, instance: InstanceConfig, cluster: ClusterConfig)
     parts = [*_instance_policies(instance)]
     if programs.mode != "off":
         parts.append(f"programs {programs.mode}")
-    elif cluster.num_instances > 1:
+    elif cluster.most_instances > 1:
         parts.append(f"router {section_of(setup, RoutingConfig).policy}")
+    if cluster.autoscaling.policy:
+        parts.append(f"autoscaling {cluster.autoscaling.policy}")
     if cluster.disaggregation:
         pools = cluster.disaggregation
         parts.append(f"prefill in {pools.prefill_instances} instances, decode in {pools.decode_instances}")
@@ -207,7 +211,7 @@ def _keys_without_effect(setup: RunSetup) -> Iterator[str]:
     admission, programs = section_of(setup, AdmissionConfig), section_of(setup, ProgramsConfig)
     if admission.mode != "priority":
         yield "cluster.slots"
-    if cluster.num_instances == 1 or programs.mode != "off":
+    if cluster.most_instances == 1 or programs.mode != "off":
         yield "routing"
     if programs.mode == "off":
         yield "programs"

@@ -17,6 +17,7 @@
     instance_groups.py   unequal ones: what follows from their names, their weights
     membership.py        which of them serve, and the time in each state
     failures.py          instances that fail and come back
+    fleet_scaler.py      instances that are started and drained
     replica.py           one of them, as routers see it
     snapshots.py         the same when routers see a stale state
     disaggregation.py    prefill and decode in separate instances

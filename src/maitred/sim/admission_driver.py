@@ -72,11 +72,15 @@ class AdmissionDriver:
         self.timeline_log: TimelineLog | None = None
         """Is told of the decisions, if it is not None."""
 
-    def slots_of_instances(self, num_instances: int) -> Sequence[int] | None:
-        """Return the slots of each of equal instances, rounded up, or None where slots are no limit of an instance."""
+    def slots_of_instances(self, cluster: ClusterConfig, instance: InstanceConfig) -> Sequence[int] | None:
+        """Return the slots of each instance, which it reports, or which are its equal share of the capacity, rounded up; None
+        where slots are no limit of an instance."""
         if self._config.mode != "priority":
             return None
-        return [ceil(self._capacity / num_instances)] * num_instances
+        configs = cluster.instance_configs(instance)
+        if cluster.capacity is None and cluster.slots == "reported":
+            return [each.max_num_seqs for each in configs]
+        return [ceil(self._capacity / cluster.num_instances)] * len(configs)
 
     def attach(self, lifecycle: AdmissionLifecycle) -> None:
         """Set the object that carries out the effects of decisions. Call this once, before any request arrives."""
@@ -184,7 +188,7 @@ def make_admission_driver(
     config = admission or AdmissionConfig(mode="priority" if cluster.limits_slots else "off")
     if config.admits_all:
         return None
-    reported = sum(each.max_num_seqs for each in cluster.instance_configs(instance))
+    reported = sum(each.max_num_seqs for each in cluster.instance_configs(instance)[: cluster.num_instances])
     capacity = cluster.capacity or (cluster.num_instances * START_SLOTS if cluster.slots == "learned" else reported)
     if config.mode == "legacy":
         config = _with_global_limit(config, cluster.capacity)

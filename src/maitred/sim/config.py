@@ -15,7 +15,7 @@ from maitred.core.contracts import Overheads
 from maitred.core.units import Micros, from_ms
 from maitred.instance import InstanceConfig
 from maitred.routing import RoutingConfig, Signals
-from maitred.sim.fleet_config import CostConfig, FailureConfig, InstanceGroup
+from maitred.sim.fleet_config import AutoscalingConfig, CostConfig, FailureConfig, InstanceGroup
 
 MAX_INSTANCES = 10_000
 """More instances than any router has; a larger number is a typing mistake."""
@@ -117,6 +117,8 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Prefill in some instances, decode in others."""
     failures: FailureConfig = FailureConfig()
     """Instances that fail, and instances that are slow."""
+    autoscaling: AutoscalingConfig = AutoscalingConfig()
+    """Instances that are started and drained during the run."""
     costs: CostConfig = CostConfig()
     """Power, carbon and price of the GPUs, for the report."""
 
@@ -131,6 +133,10 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError(f"capacity must be from 1 to {MAX_SLOTS:,} slots, not {self.capacity}")
         if self.capacity is not None and self.slots == "learned":
             raise ValueError("capacity and slots: learned contradict each other (leave one of them out)")
+        scaling = self.autoscaling
+        if scaling.policy and not scaling.min_instances <= self.num_instances <= scaling.max_instances:
+            bounds = f"from min_instances {scaling.min_instances} to max_instances {scaling.max_instances}"
+            raise ValueError(f"num_instances, with which autoscaling begins, must be {bounds}, not {self.num_instances}")
         if self.failures.slow_instances > self.num_instances:
             raise ValueError(f"slow_instances {self.failures.slow_instances} are more than num_instances {self.num_instances}")
 
@@ -151,18 +157,24 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         if self.cache_signal_delay_ms and not reads & Signals.CACHES:
             yield "cache_signal_delay_ms has no effect with a router that does not look at prefix caches"
         yield from self.failures.warnings()
+        yield from self.autoscaling.warnings()
         if not self.disaggregation:
             plain = DisaggregationConfig()
             for name in DisaggregationConfig.__struct_fields__:
                 if getattr(self.disaggregation, name) != getattr(plain, name):
                     yield f"disaggregation.{name} has no effect without prefill_instances and decode_instances"
 
+    @property
+    def most_instances(self) -> int:
+        """The most instances that there can be at a time."""
+        return self.autoscaling.max_instances if self.autoscaling.policy else self.num_instances
+
     def instance_configs(self, instance: InstanceConfig) -> list[InstanceConfig]:
         """Return the configuration of each instance by its index; equal ones are one object."""
         found: list[InstanceConfig] = []
-        for group in self.groups or [InstanceGroup(num_instances=self.num_instances)]:
+        for group in self.groups or [InstanceGroup(num_instances=self.most_instances)]:
             found += [group.applied_to(instance)] * group.num_instances
-        first_slow = self.num_instances - self.failures.slow_instances
+        first_slow = self.most_instances - self.failures.slow_instances
         slower = {id(each): self._slowed(each) for each in found[first_slow:]}
         return [*found[:first_slow], *(slower[id(each)] for each in found[first_slow:])]
 

@@ -85,7 +85,7 @@ def make_pipeline(
     stages: Stages,
 ) -> Pipeline:
     """Return the pipeline of a run with these stages."""
-    is_direct = stages.take_no_time and stages.slots is None and stages.failures is None and arrivals.reactive is None
+    is_direct = stages.take_no_time and stages.slots is None and stages.fleet_is_fixed and arrivals.reactive is None
     if is_direct and not (fleet.has_snapshots or fleet.starts_in_turn):
         return DirectPipeline(event_queue, arrivals, router, fleet, rows, delay_line, stages)
     return Pipeline(event_queue, arrivals, router, fleet, rows, delay_line, stages)

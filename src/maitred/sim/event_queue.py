@@ -3,9 +3,10 @@ arrivals beside them.
 
 At one instant events come in the order of their kind, then of their target:
 
-    arrival  <  an instance fails or serves again  <  admission decides  <  routing  <  deadline in front of an instance
+    arrival  <  an instance fails or begins to serve  <  admission decides  <  routing  <  deadline in front of an instance
              <  timer of admission  <  timer and decisions of programs  <  KV transfer ends  <  entry into a wait queue
-             <  event of an instance  <  change of limits  <  look for learned slots  <  sample  <  steps begin
+             <  event of an instance  <  change of limits  <  look for learned slots
+             <  look of the autoscaler  <  sample  <  steps begin
 
 The order never depends on the order of the pushes, because that depends on the number of skipped steps. A request that enters
 an instance at t joins the step that begins at t, and a step that ends at t has freed its KV and slots by then. All decisions
@@ -51,7 +52,7 @@ class SimEventKind(IntEnum):
     is."""
 
     FLEET = 0
-    """An instance fails, or serves again. The target is its index."""
+    """An instance fails, or begins to serve. The target is its index."""
     DECISION = 1
     """The admission latency is over. The target is a `DelayLine` id, as for ROUTING, TRANSFER and ENTRY."""
     ROUTING = 2
@@ -72,7 +73,9 @@ class SimEventKind(IntEnum):
     """All instances have another limit. The target is the index of the change."""
     SLOTS = 10
     """A look at all instances, for learned slots. The target is 0."""
-    SAMPLE = 11
+    SCALING = 11
+    """A look of the autoscaling policy. The target is 0."""
+    SAMPLE = 12
     """A sample of all instances is due. The target is 0."""
 
 

@@ -9,7 +9,8 @@ Each instance alternates between serving and being down. Both times are drawn fr
 (R. E. Barlow, F. Proschan, Mathematical Theory of Reliability, 1965.) The requests of a failed instance fare as behind a
 gateway. One whose client has seen nothing yet (no token of a streamed answer) is routed again at once and keeps its slot; it
 ends as FAILED where its client has seen a token, where `max_attempts` instances have been tried, and where no instance serves.
-What an instance would have emitted at the very instant of its failure is lost with it.
+Where the slots of admission are reported, they are
+those of the serving instances. What an instance would have emitted at the very instant of its failure is lost with it.
 
     t = 10.0 s   instance 1 fails. Request 7 waits in it, request 8 has streamed 20 tokens
                  7 goes to instance 0, where its prompt is computed anew; 8 ends as FAILED with 20 tokens
@@ -23,11 +24,13 @@ from __future__ import annotations
 
 from random import Random
 
+from maitred.admission.terms.lead import NO_LEAD
 from maitred.compat.instance_rules import instance_rules
 from maitred.core.errors import ConfigError
 from maitred.core.units import Micros, from_seconds
 from maitred.instance import InstanceConfig
 from maitred.programs import ProgramsConfig
+from maitred.sim.admission_driver import AdmissionDriver
 from maitred.sim.config import ClusterConfig
 from maitred.sim.event_queue import ArrivalFeed, EventQueue, SimEventKind
 from maitred.sim.fleet import SimulatedFleet
@@ -42,16 +45,18 @@ class Failures:
         self,
         cluster: ClusterConfig,
         fleet: SimulatedFleet,
-        membership: Membership,
+        driver: AdmissionDriver | None,
         arrivals: ArrivalFeed,
         event_queue: EventQueue,
         seed: int,
     ) -> None:
+        """`driver` is that of admission if its slots follow the instances."""
         config = cluster.failures
         assert config.mtbf_secs is not None
         self._means = {InstanceState.SERVING: config.mtbf_secs, InstanceState.DOWN: config.mttr_secs}
         self.max_attempts = config.max_attempts
-        self._fleet, self._membership = fleet, membership
+        self._fleet, self._driver = fleet, driver
+        self._membership = fleet.membership = Membership(fleet.views)
         self._arrivals, self._event_queue = arrivals, event_queue
         self._streams = [Random(f"{seed}/failures/{replica.index}") for replica in fleet.replicas]
         self._lifecycle: InstanceLifecycle
@@ -73,6 +78,9 @@ class Failures:
         self._schedule_end(index, state, now)
         if is_failing:
             self._lifecycle.lose_instance(self._fleet.replicas[index], now)
+        if self._driver is not None:
+            slots = self._fleet.slots_of([view.index for view in self._membership.serving])
+            self._driver.resize(slots, now, NO_LEAD)
 
     def _schedule_end(self, index: int, state: InstanceState, now: Micros) -> None:
         """Draw how long the instance will be in `state`."""
@@ -85,6 +93,7 @@ def make_failures(
     instance: InstanceConfig,
     programs: ProgramsConfig | None,
     fleet: SimulatedFleet,
+    driver: AdmissionDriver | None,
     arrivals: ArrivalFeed,
     event_queue: EventQueue,
     seed: int,
@@ -102,5 +111,4 @@ def make_failures(
     ):
         if is_used:
             raise ConfigError(f"failures are not simulated with {part}", where="cluster.failures", hint="leave out one of them")
-    membership = fleet.membership = Membership(fleet.views)
-    return Failures(cluster, fleet, membership, arrivals, event_queue, seed)
+    return Failures(cluster, fleet, driver if cluster.capacity is None else None, arrivals, event_queue, seed)

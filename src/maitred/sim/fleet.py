@@ -36,7 +36,7 @@ class SimulatedFleet:
     ) -> None:
         """With `log_itl` the gaps between tokens are recorded per request (`itl_gaps`)."""
         self._event_queue = event_queue
-        memo, count, rules = BlockHashMemo(), cluster.num_instances, instance_rules(instance)
+        memo, count, rules = BlockHashMemo(), cluster.most_instances, instance_rules(instance)
         self._configs = cluster.instance_configs(instance)
         # Equal instances share one object each.
         latencies = {id(config): config.latency_model() for config in self._configs}
@@ -104,6 +104,10 @@ class SimulatedFleet:
         """Return the load of the fleet as `views` show it, for admission. All instances serve every model. O(instances)."""
         self.refresh_views(now)
         return fleet_load(self.views)
+
+    def slots_of(self, indices: Sequence[int]) -> int:
+        """Return how many sequences the batches of these instances hold."""
+        return sum(self._configs[index].max_num_seqs for index in indices)
 
     def restart(self, replica: Replica) -> None:
         """Put an instance with an empty cache into the place of one that has failed, and that no request is in."""

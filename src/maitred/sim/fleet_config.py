@@ -1,5 +1,5 @@
-"""The configuration of what happens to the instances of a cluster: groups of unequal ones, failures, slow instances, and what
-they cost."""
+"""The configuration of what happens to the instances of a cluster: groups of unequal ones, failures, slow instances,
+autoscaling, and what they cost."""
 
 from __future__ import annotations
 
@@ -83,6 +83,39 @@ class CostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         if isinstance(prices, dict):
             return {name.lower(): price for name, price in prices.items()}.get(hardware.lower())
         return prices
+
+
+class AutoscalingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Instances that are started and drained as a policy wants."""
+
+    policy: str = ""
+    """How many instances there are: a policy of `maitred policies`, with parameters if need be (`in-flight(target=32)`), or
+    `module:Class`. The run begins with `num_instances`; empty: they stay as many."""
+    min_instances: int = 1
+    """Fewest instances."""
+    max_instances: int = 10
+    """Most instances."""
+    interval_secs: float = 15.0
+    """Time between two looks of the policy, in seconds (that of Kubernetes' Horizontal Pod Autoscaler)."""
+    cold_start_secs: float = 120.0
+    """Time until an instance that is started serves, with an empty cache, in seconds."""
+    scale_down_delay_secs: float = 300.0
+    """For how long the policy must have wanted fewer instances until some drain, in seconds (likewise)."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_instances <= self.max_instances <= _MOST:
+            bounds = f"{self.min_instances} and {self.max_instances}"
+            raise ValueError(f"min_instances and max_instances must be in order and from 1 to {_MOST:,}, not {bounds}")
+        for name, least in (("interval_secs", 1e-3), ("cold_start_secs", 0.0), ("scale_down_delay_secs", 0.0)):
+            if not least <= getattr(self, name) <= MAX_SECS:
+                raise ValueError(f"{name} must be from {least:g} to {MAX_SECS:g}, not {getattr(self, name)}")
+
+    def warnings(self) -> Iterator[str]:
+        """Yield a warning for each key without effect."""
+        plain = AutoscalingConfig()
+        for name in self.__struct_fields__:
+            if not self.policy and getattr(self, name) != getattr(plain, name):
+                yield f"autoscaling.{name} has no effect without policy"
 
 
 class FailureConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

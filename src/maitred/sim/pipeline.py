@@ -96,8 +96,8 @@ class Pipeline:
         """When the last request ended."""
         self.timeline_log: TimelineLog | None = None
         """What the times of single requests are written to, or None."""
-        self._failures = stages.failures
-        for driver in (stages.admission, stages.programs, stages.failures):
+        self._failures, self._scaler = stages.failures, stages.scaler
+        for driver in (stages.admission, stages.programs, stages.failures, stages.scaler):
             if driver is not None:
                 driver.attach(self)
         self._turn: Replica | None = None
@@ -191,8 +191,14 @@ class Pipeline:
         self._disaggregation.finish_transfer(delay_id, now)
 
     def on_fleet_due(self, index: int, now: Micros) -> None:
-        assert self._failures is not None
-        self._failures.on_due(index, now)
+        if self._failures is not None:
+            self._failures.on_due(index, now)
+        elif self._scaler is not None:
+            self._scaler.on_started(index, now)
+
+    def on_scaling_due(self, _: int, now: Micros) -> None:
+        assert self._scaler is not None
+        self._scaler.on_look(now)
 
     def on_admission_timer(self, _: int, now: Micros) -> None:
         assert self._admission is not None
@@ -372,6 +378,8 @@ class Pipeline:
         if self._arrivals.reactive is not None:
             tokens = 0 if seq is None else seq.num_output_tokens
             self._arrivals.on_request_end(request, outcome is Outcome.COMPLETED, tokens, at)
+        if self._scaler is not None:
+            self._scaler.on_request_end(seq, replica, self._event_queue.now)
         if self._programs is not None:
             self._programs.on_end(state, outcome, seq, self._event_queue.now)
             if self._arrivals.is_program_over(request.program):

@@ -28,6 +28,7 @@ from maitred.sim.disaggregation import Disaggregation
 from maitred.sim.event_queue import INDEX_BITS, INDEX_MASK, NO_ARRIVAL, ArrivalFeed, EventQueue, SimEventKind
 from maitred.sim.failures import make_failures
 from maitred.sim.fleet import SimulatedFleet
+from maitred.sim.fleet_scaler import make_autoscaler
 from maitred.sim.instance_groups import resolve_fleet, with_weights
 from maitred.sim.pipeline import Pipeline
 from maitred.sim.programs_driver import ProgramsDriver, make_programs_driver
@@ -80,16 +81,17 @@ def simulate(
     arrivals = ArrivalFeed(jobs, progress)
     fleet = SimulatedFleet(cluster, instance, seed, event_queue, log_itl=log_itl)
     # Every part has a random stream of its own, named by the seed: a policy that draws more shifts no other part.
-    rows = make_rows(instance.latency_model().overheads, cluster.num_instances, sink)
+    rows = make_rows(instance.latency_model().overheads, cluster.most_instances, sink)
     driver = make_admission_driver(cluster, instance, admission, log, fleet.load, event_queue)
     agents = make_programs_driver(programs, cluster, instance, arrivals, event_queue, log)
     router = agents or open_router(with_weights(routing or RoutingConfig(), cluster, instance), f"{seed}/routing", log)
     delays, line = request_delays(cluster, instance), DelayLine(event_queue)
     pools = Disaggregation(cluster, instance, fleet, router, line, seed, log) if cluster.disaggregation else None
-    fleet.slots = None if driver is None else driver.slots_of_instances(cluster.num_instances)
+    fleet.slots = None if driver is None else driver.slots_of_instances(cluster, instance)
     slots = make_slot_learning(cluster, fleet, driver, event_queue, log)
-    failures = make_failures(cluster, instance, programs, fleet, arrivals, event_queue, seed)
-    stages = Stages(delays, driver, agents, pools, slots, failures)
+    failures = make_failures(cluster, instance, programs, fleet, driver, arrivals, event_queue, seed)
+    scaler = make_autoscaler(cluster, instance, programs, fleet, driver, arrivals, event_queue)
+    stages = Stages(delays, driver, agents, pools, slots, failures, scaler)
     pipeline = make_pipeline(event_queue, arrivals, router, fleet, rows, line, stages)
     sampler = None if sample_every is None else Sampler(sample_every, event_queue, arrivals, pipeline, fleet)
     timeline_log = None if sampler is None or sink is not None else _attach_timelines(pipeline, driver)
@@ -200,6 +202,7 @@ def _handlers(pipeline: Pipeline, fleet: SimulatedFleet, sampler: Sampler | None
         SimEventKind.INSTANCE: pipeline.on_instance_due,
         SimEventKind.LIMIT: fleet.on_limit_change,
         SimEventKind.SLOTS: pipeline.on_slots_due,
+        SimEventKind.SCALING: pipeline.on_scaling_due,
     }
     if sampler is not None:
         handlers[SimEventKind.SAMPLE] = sampler.on_sample_due

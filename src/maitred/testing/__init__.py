@@ -10,6 +10,7 @@ stands in the message of the AssertionError that a broken promise raises. Nothin
 
     kits.py      admission policies, latency models, routers, scorers, acting estimators, trace formats
     queueing.py  queue policies, priority policies, length predictors; batching.py: batch schedulers
+    fleets.py    autoscaling policies
     samples.py   what plug-ins are tried on
 """
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import maitred.compat  # noqa: F401 - a plug-in may stand on policies of other systems
 from maitred.testing.batching import check_batch_scheduler
+from maitred.testing.fleets import check_autoscaler
 from maitred.testing.kits import (
     check_acting_estimator,
     check_admission_policy,
@@ -33,6 +35,7 @@ __all__ = [
     "StepSample",
     "check_acting_estimator",
     "check_admission_policy",
+    "check_autoscaler",
     "check_batch_scheduler",
     "check_latency_model",
     "check_length_predictor",

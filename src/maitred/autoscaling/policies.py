@@ -1,0 +1,113 @@
+"""The autoscaling policies.
+
+**in-flight** and **kv-usage** go by a ratio, as the Horizontal Pod Autoscaler of Kubernetes does (its documentation, "Algorithm
+details"), with its tolerance of 10 %:
+
+    desired = ceil(instances · metric / target), and no change while metric / target is within 1 ± 0.1
+
+The number of requests in flight is what Knative calls concurrency. By Little's law a constant load of λ requests per second
+with a time of W in the system needs ceil(λ W / target) instances.
+
+**queue-depth** and **slo-attainment** react to what goes wrong, which says nothing of how many instances would do while
+nothing does. So they grow in proportion to it, and shrink by one instance when the batches of one fewer would be filled to less
+than the share `low`.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+from maitred.autoscaling.base import AUTOSCALERS, AutoscalerInfo, FleetState
+from maitred.core.units import MILLISECOND
+
+_TOLERANCE = 0.1
+_GROWTH = 1.25
+"""Factor by which a fleet grows that misses its SLO."""
+
+
+@AUTOSCALERS.register("in-flight")
+class InFlightTarget:
+    """As many instances as hold `target` requests in flight each."""
+
+    about = AutoscalerInfo(summary="`target` requests in flight for each instance", reads="requests in flight")
+
+    def __init__(self, target: float = 32.0) -> None:
+        """Raises ValueError for a target that is not above 0."""
+        self._target = _positive("target", target)
+
+    def desired(self, state: FleetState) -> int:
+        return _by_ratio(state.size, state.in_flight / (state.size * self._target) if state.size else 1.0)
+
+
+@AUTOSCALERS.register("kv-usage")
+class KvUsageTarget:
+    """As many instances as keep the used share of KV blocks at `target`."""
+
+    about = AutoscalerInfo(summary="KV blocks used to the share `target`", reads="KV usage")
+
+    def __init__(self, target: float = 0.6) -> None:
+        """Raises ValueError for a target that is not above 0."""
+        self._target = _positive("target", target)
+
+    def desired(self, state: FleetState) -> int:
+        # Those that start have no KV in use, and will share what there is.
+        used = state.kv_usage * state.serving / state.size if state.size else self._target
+        return _by_ratio(state.size, used / self._target)
+
+
+@AUTOSCALERS.register("queue-depth")
+class QueueDepth:
+    """More instances while more than `target` requests wait for each; one fewer when nothing waits and batches are empty."""
+
+    about = AutoscalerInfo(
+        summary="more while over `target` requests wait for each; one fewer where batches have room",
+        reads="waiting and running requests",
+    )
+
+    def __init__(self, target: float = 4.0, low: float = 0.6) -> None:
+        """Raises ValueError for a number that is not above 0."""
+        self._target, self._low = _positive("target", target), _positive("low", low)
+
+    def desired(self, state: FleetState) -> int:
+        if state.waiting > self._target * state.size:
+            return state.size + max(1, ceil(state.waiting / self._target) - state.size)
+        return state.size - 1 if not state.waiting and _has_room(state, self._low) else state.size
+
+
+@AUTOSCALERS.register("slo-attainment")
+class SloAttainment:
+    """A quarter more instances while less than the share `attainment` of the requests had their first token in `ttft_ms`."""
+
+    about = AutoscalerInfo(
+        summary="a quarter more while fewer than `attainment` have a TTFT of `ttft_ms`; one fewer where batches have room",
+        reads="TTFT of the requests that ended, running requests",
+    )
+
+    def __init__(self, ttft_ms: float = 2000.0, attainment: float = 0.95, low: float = 0.6) -> None:
+        """Raises ValueError for a number that is not above 0."""
+        self._limit = _positive("ttft_ms", ttft_ms) * MILLISECOND
+        self._attainment, self._low = _positive("attainment", attainment), _positive("low", low)
+
+    def desired(self, state: FleetState) -> int:
+        in_time = sum(ttft <= self._limit for ttft in state.ttfts)
+        if in_time < self._attainment * len(state.ttfts):
+            # Those that start now will help: a miss that was seen before is no reason for more.
+            return state.size if state.starting else max(state.size + 1, ceil(state.size * _GROWTH))
+        return state.size - 1 if _has_room(state, self._low) else state.size
+
+
+def _by_ratio(size: int, ratio: float) -> int:
+    """Return the number of instances that brings the ratio of a metric to its target to 1."""
+    return size if abs(ratio - 1) <= _TOLERANCE else ceil(size * ratio - 1e-9)
+
+
+def _has_room(state: FleetState, low: float) -> bool:
+    """Return whether the batches of one instance fewer would be filled to less than the share `low`."""
+    fewer = state.slots * (state.serving - 1) / state.serving if state.serving else 0
+    return not state.starting and not state.waiting and state.running < low * fewer
+
+
+def _positive(name: str, value: float) -> float:
+    if not value > 0:
+        raise ValueError(f"{name} must be above 0, not {value:g}")
+    return value
