@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from random import Random
 
@@ -103,3 +104,20 @@ def test_interpolated_steps_are_within_a_percent_of_the_package() -> None:
 
     assert decodes[len(decodes) * 99 // 100] < 0.01
     assert prefills[len(prefills) * 99 // 100] < 0.01
+
+
+@pytest.mark.usefixtures("package")
+def test_a_folder_with_a_configuration_has_measured_kernels_of_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "mine" / "config.json"
+    file.parent.mkdir()
+    shape = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192}
+    heads = {"num_attention_heads": 16, "num_key_value_heads": 8, "vocab_size": 32000, "max_position_embeddings": 4096}
+    whole_prompt, times = BatchShape(0, 0, 2000, (ChunkShape(2000, 0, 2000),)), []
+    for layers in (8, 16):  # The second one is not taken for the first, which is in the cache.
+        file.write_text(json.dumps({**shape, **heads, "num_hidden_layers": layers, "torch_dtype": "bfloat16"}))
+        for path in (file.parent, file):
+            found = resolve_instance(InstanceConfig(model="mine", model_config_folder=str(path)))
+            assert isinstance(found.latency, AIConfiguratorLatency)
+            times.append(found.latency_model().step_time(whole_prompt))
+    assert times[0] == times[1]
+    assert times[2] == times[3] > 1.5 * times[0]

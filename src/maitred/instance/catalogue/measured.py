@@ -1,12 +1,13 @@
 """From the names in an `InstanceConfig` to what AIConfigurator is asked, and back: its step times and its KV blocks.
 
 A model is found by its name on Hugging Face without publisher, `Meta-` and what says how it was tuned (`-Instruct`), in any
-case; a name that ends in -fp8 and that the package has in 16 bits alone is asked for in FP8. A GPU says its name there itself
-(`HardwareSpec.aiconfigurator`).
+case; a name that ends in -fp8 and that the package has in 16 bits alone is asked for in FP8. Of a model with its own folder
+the package gets the configuration. A GPU says its name there itself (`HardwareSpec.aiconfigurator`).
 """
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Final
@@ -23,10 +24,13 @@ from maitred.instance.catalogue.silicon import (
     silicon_model_files,
     silicon_table,
 )
+from maitred.instance.catalogue.specs import config_path, read_json
 from maitred.instance.latency import AIConfiguratorLatency, Deployment
 
 _TUNED: Final = re.compile(r"-(?:instruct|chat|base|it|hf)(?=-|$)|^meta-")
 _EIGHT_BITS: Final = "-fp8"
+_CONFIG: Final = "config.json"
+_QUANTIZATION: Final = "hf_quant_config.json"
 
 
 def silicon_config_of(model: str) -> Path | None:
@@ -39,7 +43,7 @@ def measured_latency(
     config: InstanceConfig, latency: AIConfiguratorLatency, deployment: Deployment, *, required: bool = True
 ) -> AIConfiguratorLatency | None:
     """Return `latency` with its deployment and its table, or None if it has none and is not `required`. Raises ConfigError."""
-    if not required and not (installed_version() and deployment.hardware.aiconfigurator and find_silicon_name(config.model)):
+    if not required and not (installed_version() and deployment.hardware.aiconfigurator and _known_model(config)):
         return None
     try:
         query = _query(config, latency, deployment)
@@ -65,7 +69,7 @@ def measured_blocks(config: InstanceConfig, latency: AIConfiguratorLatency, depl
 def _query(config: InstanceConfig, latency: AIConfiguratorLatency, deployment: Deployment) -> SiliconQuery:
     """Return the question about a deployment. Raises ConfigError for names that AIConfigurator does not know."""
     require_package()
-    known, hint = find_silicon_name(config.model), "--latency-model roofline"
+    known, hint = _known_model(config), "--latency-model roofline"
     if known is None:
         raise ConfigError(f"AIConfigurator knows no model {deployment.model.name!r}", where="model", hint=hint)
     if not deployment.hardware.aiconfigurator:
@@ -77,6 +81,7 @@ def _query(config: InstanceConfig, latency: AIConfiguratorLatency, deployment: D
     name, precision = known
     return SiliconQuery(
         model=name,
+        files=_files_of(config),
         system=deployment.hardware.aiconfigurator,
         engine=latency.engine or (config.flavour if config.flavour in ("sglang", "trtllm") else "vllm"),
         tensor_parallel_size=deployment.tensor_parallel_size,
@@ -87,6 +92,22 @@ def _query(config: InstanceConfig, latency: AIConfiguratorLatency, deployment: D
         expert_precision=latency.expert_precision,
         kv_precision=latency.kv_precision,
     )
+
+
+def _known_model(config: InstanceConfig) -> tuple[str, str] | None:
+    """Return what the package calls the model of an instance, and the precision to ask for, or None. With a folder of its own a
+    model needs no name there."""
+    return find_silicon_name(config.model) if config.model_config_folder is None else (config.model, "")
+
+
+def _files_of(config: InstanceConfig) -> tuple[tuple[str, str], ...]:
+    """Return the configuration files of a model that has a folder of its own: names and texts. Raises ConfigError."""
+    if config.model_config_folder is None:
+        return ()
+    path = config_path(Path(config.model_config_folder))
+    quantization = path.with_name(_QUANTIZATION)
+    files = {_CONFIG: path, **({_QUANTIZATION: quantization} if quantization.is_file() else {})}
+    return tuple((name, json.dumps(read_json(file, name, "a file of Hugging Face"))) for name, file in files.items())
 
 
 def find_silicon_name(model: str) -> tuple[str, str] | None:

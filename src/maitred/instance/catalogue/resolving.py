@@ -26,7 +26,7 @@ from maitred.core.errors import JSON_ERRORS, ConfigError, describe_json_error, d
 from maitred.files import read_input
 from maitred.instance import InstanceConfig
 from maitred.instance.catalogue.measured import measured_blocks, measured_latency, silicon_config_of
-from maitred.instance.catalogue.specs import find_hardware, find_model, read_model_config
+from maitred.instance.catalogue.specs import config_path, find_hardware, find_model, read_model_config
 from maitred.instance.config import DEFAULT_UTILISATION
 from maitred.instance.latency import (
     AIConfiguratorLatency,
@@ -180,7 +180,7 @@ def find_deployment(config: InstanceConfig) -> Deployment:
 
 def _find_model(config: InstanceConfig) -> ModelSpec:
     if config.model_config_folder is not None:
-        return read_model_config(_config_path(Path(config.model_config_folder)))
+        return read_model_config(config_path(Path(config.model_config_folder)))
     try:
         return find_model(config.model)
     except ConfigError:
@@ -188,10 +188,6 @@ def _find_model(config: InstanceConfig) -> ModelSpec:
         if path is None:
             raise
         return replace(read_model_config(path), name=config.model)
-
-
-def _config_path(folder: Path) -> Path:
-    return folder if folder.suffix == ".json" else folder / "config.json"
 
 
 def _latency_without_model(config: InstanceConfig) -> InstanceConfig:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -29,6 +29,7 @@ import msgspec
 
 from maitred.core.errors import ConfigError
 from maitred.files.computed import computed
+from maitred.files.scratch import scratch_folder
 from maitred.instance.catalogue.refining import Samples, refine
 from maitred.instance.latency import SiliconTable
 from maitred.instance.latency.step_table import Curve, Grid
@@ -46,7 +47,9 @@ class SiliconQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that the step times of a deployment depend on."""
 
     model: str
-    """A name on Hugging Face that the package knows."""
+    """A name on Hugging Face that the package knows, or any name with `files`."""
+    files: tuple[tuple[str, str], ...] = ()
+    """The configuration files of a model that the package does not know: names and texts."""
     system: str
     """A system of the package, such as `h100_sxm`."""
     engine: str
@@ -176,14 +179,20 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(before)
 
 
+def _name_of(query: SiliconQuery) -> AbstractContextManager[str]:
+    """Name the model to the package: a model with files by a folder that has these, under a path that no other had, because the
+    package reads each path once."""
+    return scratch_folder(query.files) if query.files else nullcontext(query.model)
+
+
 def _ask_table(query: SiliconQuery) -> _FoundTable:
     from aiconfigurator_core.sdk.engine import EngineHandle
 
     problem = ""
-    with _quiet():
+    with _quiet(), _name_of(query) as model:
         for attention in _attention_precisions(query):
             try:
-                handle = EngineHandle.compile(query.model, query.system, query.engine, **{**query.arguments(), **attention})
+                handle = EngineHandle.compile(model, query.system, query.engine, **{**query.arguments(), **attention})
                 ranks = query.data_parallel_size * query.pipeline_parallel_size
                 return _FoundTable(table=build_table(handle, ranks, _source(query)))
             except Exception as error:  # the package raises whatever its parts raise
@@ -219,10 +228,10 @@ def _ask_blocks(asked: _MemoryQuery) -> _Blocks:
 
     query = asked.deployment
     try:
-        with _quiet():
+        with _quiet(), _name_of(query) as model:
             return _Blocks(
                 estimate_num_gpu_blocks(
-                    query.model,
+                    model,
                     query.system,
                     query.engine,
                     _release(query),

@@ -71,6 +71,11 @@ _BITS = re.compile(r"[-.](?:quantized[-.])?w(\d+)a\d+$")
 """Weights of a number of bits, as in w4a16."""
 
 
+def config_path(folder: Path) -> Path:
+    """Return the path of a model's config.json, by its folder or by itself."""
+    return folder if folder.suffix == ".json" else folder / "config.json"
+
+
 def read_model_config(path: Path) -> ModelSpec:
     """Read a config.json. Raises ConfigError if it cannot be read, or lacks a needed property."""
     hint = "give the path of a Hugging Face config.json, or of its folder"
