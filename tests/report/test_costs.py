@@ -28,11 +28,11 @@ def run(engine: InstanceConfig = ENGINE, **cluster: Any) -> maitred.Result:
 
 
 def test_the_energy_of_an_hour_by_hand() -> None:
-    """A step takes 10 ms, so 100,000 tokens are 1,000 s of work: with 700 W and 105 W idle, 105 + 595 · 1,000.01 / 3,600 Wh."""
+    """A step takes 10 ms, so 100,000 tokens are 1,000 s of work: with 700 W and 140 W idle, 140 + 560 · 1,000.01 / 3,600 Wh."""
     result = run(costs=CostConfig(pue=1.2, grid_gco2_per_kwh=400.0, price_per_gpu_hour={"h100": 2.5}))
     found = find_costs(result.rows, result.summary(by=()), result.setup)
     assert found is not None
-    energy = 1.2 * (105 + 595 * 1_000.01 / 3_600)
+    energy = 1.2 * (140 + 560 * 1_000.01 / 3_600)
     assert found.gpu_hours == pytest.approx(1)
     assert found.energy_wh == pytest.approx(energy)
     assert found.wh_per_request == pytest.approx(energy / 2)
@@ -41,7 +41,7 @@ def test_the_energy_of_an_hour_by_hand() -> None:
     assert (found.usd, found.usd_per_million_tokens) == (pytest.approx(2.5), pytest.approx(2.5 / 0.100001))
     (line,) = cost_lines(found)
     assert line.startswith(
-        "Costs: 1.00 GPU-hours, 324.3 Wh (162.2 Wh per request, 3.24 Wh per 1,000 output tokens), 129.7 g CO2, $2.50"
+        "Costs: 1.00 GPU-hours, 354.7 Wh (177.3 Wh per request, 3.55 Wh per 1,000 output tokens), 141.9 g CO2, $2.50"
     )
 
 
@@ -54,7 +54,7 @@ def test_each_group_has_its_own_power_and_price() -> None:
     assert found.gpu_hours == pytest.approx(5)
     assert found.usd == pytest.approx(2 + 4)
     busy = sum(each.busy for each in result.rows.instances[1:])
-    assert found.energy_wh == pytest.approx(105 + 595 * 1_000 / 3_600 + 0.15 * 4 * 350, abs=0.01 + busy / 1e6)
+    assert found.energy_wh == pytest.approx(140 + 560 * 1_000 / 3_600 + 0.2 * 4 * 350, abs=0.01 + busy / 1e6)
 
 
 def test_what_is_not_known_is_not_told() -> None:

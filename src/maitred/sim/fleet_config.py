@@ -55,8 +55,8 @@ class CostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     gpu_watts: float | None = None
     """Power of a GPU at work, in W. Null: its published power limit (`maitred models`, hardware.toml)."""
-    idle_share: float = 0.15
-    """Power of an idle GPU that has a model loaded, as a share of that at work."""
+    idle_share: float = 0.2
+    """Power of an idle GPU that has a model loaded, as a share of that at work. By default that of an H100: 139 of 700 W."""
     pue: float = 1.0
     """Power usage effectiveness: all energy of the data centre by that of the GPUs."""
     grid_gco2_per_kwh: float | None = None
