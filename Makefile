@@ -85,6 +85,7 @@ world: $(VENV)/.installed-dev
 # What .ci/run plays of it, in seconds: the seeds from 1 on.
 world-in-short: $(VENV)/.installed-dev
 	@$(BIN)/python -m maitred.testing.world --events 100000 --jobs 2
+	@$(BIN)/python -m maitred.testing.world --cluster --events 40000 --jobs 2
 
 stress: $(VENV)/.installed-dev
 	@$(BIN)/python bench/stress.py $(ARGS)

@@ -1,6 +1,7 @@
 """`python -m maitred.testing.world`: play scenarios by their seeds, and show, repeat and shrink what fails.
 
-With `--jobs` several processes play, each one scenario at a time; what is printed is the same, in the order of the seeds.
+With `--cluster` the scenarios have gateways and schedulers of their own, and a store (`cluster`). With `--jobs` several
+processes play, each one scenario at a time; what is printed is the same, in the order of the seeds.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from itertools import count, islice
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import msgspec
 
 from maitred.admission import Reason
 from maitred.testing.world.chaos import FAULTS
@@ -42,10 +45,35 @@ def play(scenario: Scenario, trace: Callable[[str], object] | None = None, *, st
             return simulation.outcome()
 
 
+class Kind(msgspec.Struct, frozen=True):
+    """A kind of scenarios."""
+
+    draw: Callable[[int], Any]
+    """Returns the scenario of a seed."""
+    play: Callable[..., Outcome]
+    """Plays a scenario, with what is given a line for each read, or None."""
+    faults: Collection[str]
+    flag: str = ""
+
+
+def _one_gateway() -> Kind:
+    return Kind(draw_scenario, play, tuple(FAULTS))
+
+
+def _many_gateways() -> Kind:
+    from maitred.testing.world.cluster.faults import FAULTS as CLUSTER_FAULTS
+    from maitred.testing.world.cluster.simulation import play_cluster
+    from maitred.testing.world.cluster.swarm import draw_cluster
+
+    return Kind(draw_cluster, play_cluster, tuple(CLUSTER_FAULTS), " --cluster")
+
+
 class Totals:
     """Sums over all scenarios."""
 
-    def __init__(self) -> None:
+    def __init__(self, faults: Collection[str]) -> None:
+        """`faults` are the kinds that there are."""
+        self._faults = faults
         self.num_scenarios = self.num_events = self.num_failed = 0
         self.fates: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
@@ -76,7 +104,7 @@ class Totals:
         """Yield what was not reached."""
         if reasons := [reason for reason in Reason if not self.reasons[reason]]:
             yield "reasons " + ", ".join(reasons)
-        for fault in sorted(FAULTS):
+        for fault in sorted(self._faults):
             if states := [state for state in STATES if not self.pairs[f"{fault}/{state}"]]:
                 yield f"{fault}/{', '.join(states)}"
 
@@ -90,36 +118,37 @@ def main() -> int:
     )
     parser.add_argument("--events", type=int, default=0, help="play further seeds until that many events have run")
     parser.add_argument("--jobs", type=int, default=1, help="how many processes play")
+    parser.add_argument("--cluster", action="store_true", help="play gateways and schedulers of their own")
     parser.add_argument("--trace", action="store_true", help="print each read, each fault and the log of the gateway")
     parser.add_argument("--shrink", action="store_true", help="make the scenario of each failure smaller, and print it")
     flags = parser.parse_args()
     logging.basicConfig(level=logging.INFO if flags.trace else logging.CRITICAL, format="%(message)s", stream=sys.stdout)
-    totals, most = Totals(), flags.seeds or (None if flags.events else 1)
+    kind = _many_gateways() if flags.cluster else _one_gateway()
+    totals, most = Totals(kind.faults), flags.seeds or (None if flags.events else 1)
     seeds = count(flags.seed) if most is None else range(flags.seed, flags.seed + most)
-    for outcome in _outcomes(seeds, flags.jobs, _say if flags.trace else None):
+    for outcome in _outcomes(kind, seeds, flags.jobs, _say if flags.trace else None):
         totals.add(outcome)
         if outcome.violations:
-            _report(draw_scenario(outcome.seed), outcome, shrinks=flags.shrink)
+            _report(kind, outcome, shrinks=flags.shrink)
         if most is None and totals.num_events >= flags.events:
             break
     totals.print()
     return int(totals.num_failed > 0)
 
 
-def _outcomes(seeds: Iterable[int], jobs: int, trace: Callable[[str], object] | None) -> Iterator[Outcome]:
+def _outcomes(kind: Kind, seeds: Iterable[int], jobs: int, trace: Callable[[str], object] | None) -> Iterator[Outcome]:
     """Yield what becomes of the scenarios of `seeds`, in their order."""
     if jobs <= 1:
-        yield from map(partial(play_seed, trace=trace), seeds)
+        yield from map(partial(_play_seed, kind, trace=trace), seeds)
         return
     rounds = iter(seeds)
     with get_context("fork").Pool(jobs, _collect_rarely) as pool:
         while some := list(islice(rounds, _SEEDS_PER_ROUND * jobs)):
-            yield from pool.imap(play_seed, some)
+            yield from pool.imap(partial(_play_seed, kind), some)
 
 
-def play_seed(seed: int, trace: Callable[[str], object] | None = None) -> Outcome:
-    """Play the scenario of a seed."""
-    return play(draw_scenario(seed), trace)
+def _play_seed(kind: Kind, seed: int, trace: Callable[[str], object] | None = None) -> Outcome:
+    return kind.play(kind.draw(seed), trace)
 
 
 def _collect_rarely() -> None:
@@ -128,12 +157,12 @@ def _collect_rarely() -> None:
     gc.set_threshold(100_000, 50, 1_000)
 
 
-def _report(scenario: Scenario, outcome: Outcome, *, shrinks: bool) -> None:
+def _report(kind: Kind, outcome: Outcome, *, shrinks: bool) -> None:
     for violation in outcome.violations[:10]:
-        _say(f"seed {scenario.seed}: {violation}")
-    _say(f"    again: python -m maitred.testing.world --seed {scenario.seed} --trace")
+        _say(f"seed {outcome.seed}: {violation}")
+    _say(f"    again: python -m maitred.testing.world{kind.flag} --seed {outcome.seed} --trace")
     if shrinks:
-        _say(f"    smaller: {shrink(scenario, lambda smaller: bool(play(smaller).violations))}")
+        _say(f"    smaller: {shrink(kind.draw(outcome.seed), lambda smaller: bool(kind.play(smaller).violations))}")
 
 
 def _counted(counts: Counter[str]) -> str:

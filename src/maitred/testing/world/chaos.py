@@ -41,7 +41,12 @@ async def _repeat(stage: S, name: str, harm: Harm[S], mean_secs: float) -> None:
         if stage.loop.time() > until:
             return
         stage.note_fault(name)
-        await harm(stage, random)
+        stage.num_harms += 1
+        try:
+            await harm(stage, random)
+        finally:
+            stage.num_harms -= 1
+            stage.mended_at = stage.loop.micros
 
 
 def _engine(stage: Scene, random: Random) -> Engine:
@@ -154,6 +159,12 @@ async def _drain(stage: Stage, random: Random) -> None:
 
 
 async def _reload(stage: Stage, random: Random) -> None:
+    change_rules(stage, random)
+    stage.process.reload()
+
+
+def change_rules(stage: Scene, random: Random) -> None:
+    """Write other rules of admission into the files of the configuration."""
     before = stage.settings
     policy = TenantPolicy(
         max_in_flight=random.choice((None, 1, 3)),
@@ -173,7 +184,6 @@ async def _reload(stage: Stage, random: Random) -> None:
     }
     admission = msgspec.structs.replace(before.admission, **changed)
     stage.settings = msgspec.structs.replace(before, admission=admission)
-    stage.process.reload()
 
 
 async def _kill(stage: Stage, random: Random) -> None:
@@ -186,7 +196,7 @@ async def _kill(stage: Stage, random: Random) -> None:
     try:
         await asyncio.sleep(random.choice((0.01, 2.0)))
     finally:
-        await _to_its_end(stage.process.start())
+        await to_its_end(stage.process.start())
 
 
 async def _restart(stage: Stage, random: Random) -> None:
@@ -199,10 +209,10 @@ async def _restart(stage: Stage, random: Random) -> None:
     if random.random() < 0.3:
         stage.process.reload()
     else:
-        await _to_its_end(stage.process.restart())
+        await to_its_end(stage.process.restart())
 
 
-async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
+async def to_its_end(work: Coroutine[Any, Any, None]) -> None:
     """Do something to its end, even if the fault of which it is a part is cancelled."""
     doing = asyncio.get_running_loop().create_task(work)
     try:

@@ -58,6 +58,8 @@ class Sent:
     """The answer, as far as it has come."""
     error_code: str = ""
     """The code of the error with which a stream has ended."""
+    was_disturbed: bool = False
+    """Whether its connection was cut or reset from outside."""
     has_tokens: bool = False
     """Whether a stream had tokens before its error."""
     ended_at: Micros | None = None
@@ -187,7 +189,7 @@ class ClientConnection(asyncio.Protocol):
             self._end(sent, Fate.CUT if has_begun else fate)
 
     def _end(self, sent: Sent, fate: Fate) -> None:
-        sent.ended_at = self._loop.micros
+        sent.ended_at, sent.was_disturbed = self._loop.micros, self.transport.connection.is_disturbed
         if not sent.ended.done():
             sent.ended.set_result(fate)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -27,8 +27,8 @@ from maitred.testing.world.transport import MemoryTransport
 from maitred.wire.loop_clock import LoopClock
 
 if TYPE_CHECKING:
-    from maitred.testing.world.process import Life
-    from maitred.testing.world.stage import Stage
+    from maitred.testing.world.process import GatewayProcess, Life
+    from maitred.testing.world.stage import Scene, Stage
 
 _MAX_IDLE_PER_BACKEND = 2
 """Connections to a backend that an idle gateway may have, for its polls."""
@@ -80,18 +80,23 @@ def check_ended(stage: Stage) -> Iterator[str]:
 
 def check_end(stage: Stage) -> Iterator[str]:
     """Yield what does not hold when everything has ended."""
-    yield from _unhandled(stage)
-    yield from _left_over(stage)
-    yield from _requests(stage)
+    yield from check_left_over(stage)
+    yield from check_requests(stage, lambda mark: stage.process)
     yield from _decisions(stage)
 
 
-def _unhandled(stage: Stage) -> Iterator[str]:
+def check_left_over(scene: Scene) -> Iterator[str]:
+    """Yield what nothing has caught, and what is left when all programs have ended."""
+    yield from _unhandled(scene)
+    yield from _left_over(scene)
+
+
+def _unhandled(stage: Scene) -> Iterator[str]:
     for context in stage.loop.errors:
         yield f"nothing has caught an error: {context.get('message')}: {context.get('exception')!r}"
 
 
-def _left_over(stage: Stage) -> Iterator[str]:
+def _left_over(stage: Scene) -> Iterator[str]:
     loop = stage.loop
     for task in sorted(asyncio.all_tasks(loop) - set(loop.killed), key=asyncio.Task.get_name):
         yield f"a task is left: {task.get_coro()!r}"
@@ -107,8 +112,9 @@ def _owner(handle: asyncio.Handle) -> object:
     return getattr(getattr(handle, "_callback", None), "__self__", None)
 
 
-def _requests(stage: Stage) -> Iterator[str]:
-    """Yield which requests ended otherwise for the gateway than for their clients, or several times."""
+def check_requests(stage: Scene, process_of: Callable[[str], GatewayProcess]) -> Iterator[str]:
+    """Yield which requests ended otherwise for the gateway than for their clients, or several times. `process_of` returns the
+    gateway that a request was sent to, by its mark."""
     lines: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     for line in stage.log.lines:
         fields = msgspec.json.decode(line)
@@ -123,16 +129,16 @@ def _requests(stage: Stage) -> Iterator[str]:
         elif sent.fate is Fate.ANSWERED and not is_late_head(sent):
             if told and not _is_same_end(sent, told[0]):
                 yield f"request {mark} was answered with {sent.status}, and for the gateway: {told}"
-            elif not told and not stage.process.was_killed_within(sent.sent_at, (sent.ended_at or 0) + SECOND):
+            elif not told and not process_of(mark).was_killed_within(sent.sent_at, (sent.ended_at or 0) + SECOND):
                 yield f"request {mark} was answered with {sent.status}, and the gateway knows nothing of it"
-        yield from _broken_off(stage, sent)
+        yield from _broken_off(process_of(mark), sent)
 
 
-def _broken_off(stage: Stage, sent: Sent) -> Iterator[str]:
+def _broken_off(process: GatewayProcess, sent: Sent) -> Iterator[str]:
     """Yield whether the gateway has ended a stream with an error for which there is no reason."""
     if sent.error_code == "scheduler_preempted" and sent.has_tokens:
         yield f"request {sent.mark} was a victim after its first byte"
-    if sent.error_code == "shutting_down" and not stage.process.was_stopping_within(sent.sent_at, sent.ended_at or 0):
+    if sent.error_code == "shutting_down" and not process.was_stopping_within(sent.sent_at, sent.ended_at or 0):
         yield f"request {sent.mark} was told that the gateway shuts down, and it did not"
 
 
@@ -146,11 +152,11 @@ def _is_same_end(sent: Sent, told: dict[str, Any]) -> bool:
 def _decisions(stage: Stage) -> Iterator[str]:
     """Yield what does not hold of the log of decisions, and of what the engines saw."""
     books = Books(stage.ledger.sent, stage.stood_still)
-    lives = _lives_of(stage.decision_log.read_bytes().splitlines(keepends=True))
+    lives = lives_of(stage.decision_log.read_bytes().splitlines(keepends=True))
     for life in stage.process.lives:
         # Before its end: the next life may begin in that very instant, and this one have left no line.
         lines = next((each for each in lives if life.began_at <= _began_at(each) < _end_of(life, stage)), [])
-        yield from _replay(lines, may_lack_lines=life.may_lack_lines)
+        yield from check_replay(lines, may_lack_lines=life.may_lack_lines)
         yield from books.read(lines)
         yield from books.end_life(life.began_at, _end_of(life, stage), may_lack_lines=life.may_lack_lines)
     stage.reasons.update(books.reasons)
@@ -163,7 +169,7 @@ def _decisions(stage: Stage) -> Iterator[str]:
     yield from engines.check_budget(gateway.retry, lives_spans, spans)
 
 
-def _lives_of(lines: Sequence[bytes]) -> list[list[bytes]]:
+def lives_of(lines: Sequence[bytes]) -> list[list[bytes]]:
     """Return the lines of each life of the process, of which some may have left none."""
     lives: list[list[bytes]] = []
     for line in lines:
@@ -184,7 +190,7 @@ def _end_of(life: Life, stage: Stage) -> int:
     return stage.loop.micros if life.ended_at is None else life.ended_at
 
 
-def _replay(lines: Sequence[bytes], *, may_lack_lines: bool) -> Iterator[str]:
+def check_replay(lines: Sequence[bytes], *, may_lack_lines: bool) -> Iterator[str]:
     """Yield whether the log of a life is another one when its inputs are given again. If its last lines may be missing, so
     may the decisions on the last input."""
     again: list[bytes] = []

@@ -69,11 +69,18 @@ class WireTap(Tap):
         self._hash = hashlib.blake2b(digest_size=16)
         self._trace = trace
         self.engines: dict[tuple[str, int], Engine] = {}
+        self.on_sent: Callable[[Connection, bool, bytes], object] | None = None
+        """Called with all bytes as they are sent; None: with none."""
 
     @property
     def digest(self) -> str:
         """The digest so far."""
         return self._hash.hexdigest()
+
+    def on_write(self, connection: Connection, is_forth: bool, data: bytes) -> None:
+        """Take note of what is sent."""
+        if self.on_sent is not None:
+            self.on_sent(connection, is_forth, data)
 
     def on_read(self, connection: Connection, is_forth: bool, data: bytes) -> None:
         """Take note of what was read."""
@@ -116,6 +123,10 @@ class Scene:
         """Faults so far, by kind."""
         self.pairs: Counter[str] = Counter()
         """The same, by the state of the requests that they met."""
+        self.num_harms = 0
+        """Faults that are not mended yet."""
+        self.mended_at: Micros = 0
+        """When the last one was."""
         self.settings: GatewaySettings
         """The configuration as its files have it."""
 

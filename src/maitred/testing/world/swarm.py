@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Final
 
+from maitred.core.units import Micros
 from maitred.testing.world.behaviours import KINDS, ClientPlan
 from maitred.testing.world.chaos import FAULTS
 from maitred.testing.world.scenario import Scenario
@@ -57,7 +58,14 @@ def draw_scenario(seed: int) -> Scenario:
         faults=_draw_faults(random),
         fault_secs=random.choice((20.0, 60.0)),
         fault_pace=random.choice((1.0, 3.0)),
-        link=LinkConfig(split_share=random.choice((0.0, 0.1, 0.5)), max_kernel_bytes=random.choice((4_096, 65_536, 262_144))),
+        link=draw_link(random, LinkConfig().delay),
+    )
+
+
+def draw_link(random: Random, delay: Micros) -> LinkConfig:
+    """Return a network with this mean delay, µs."""
+    return LinkConfig(
+        delay=delay, split_share=random.choice((0.0, 0.1, 0.5)), max_kernel_bytes=random.choice((4_096, 65_536, 262_144))
     )
 
 

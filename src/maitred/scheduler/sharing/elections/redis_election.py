@@ -25,20 +25,20 @@ from maitred.scheduler.redis_clients import words_of
 from maitred.scheduler.sharing.elections.election import Candidate, Election, ElectionError, Term
 
 T = TypeVar("T")
-_CAMPAIGN: Final = """
+CAMPAIGN: Final = """
 if redis.call('EXISTS', KEYS[1]) == 1 then return {0, ''} end
 local epoch = math.max(tonumber(redis.call('GET', KEYS[2]) or '0'), tonumber(ARGV[3])) + 1
 redis.call('SET', KEYS[2], string.format('%d', epoch))
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return {epoch, redis.call('GET', KEYS[3]) or ''}
 """
-_RENEW: Final = """
+RENEW: Final = """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 redis.call('SET', KEYS[2], ARGV[3])
 return 1
 """
-_RESIGN: Final = """
+RESIGN: Final = """
 if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
 return 1
 """
@@ -67,7 +67,7 @@ class RedisElection(Election):
     async def campaign(self, candidate: Candidate, floor: int) -> Term | None:
         self._record = msgspec.json.encode(_Leader(candidate, self._draw_boot()))
         keys, values = (self._leader, self._epoch, self._gateways), (self._record, self._ttl, floor)
-        epoch, gateways = await self._ask(self._client.eval(_CAMPAIGN, len(keys), *keys, *values))
+        epoch, gateways = await self._ask(self._client.eval(CAMPAIGN, len(keys), *keys, *values))
         if not epoch:
             return None
         return Term(int(epoch), _named_in(gateways))
@@ -75,10 +75,10 @@ class RedisElection(Election):
     async def renew(self, gateways: Collection[GatewayId]) -> bool:
         named = msgspec.json.encode(sorted(gateways))
         keys, values = (self._leader, self._gateways), (self._record, self._ttl, named)
-        return bool(await self._ask(self._client.eval(_RENEW, len(keys), *keys, *values)))
+        return bool(await self._ask(self._client.eval(RENEW, len(keys), *keys, *values)))
 
     async def resign(self) -> None:
-        await self._ask(self._client.eval(_RESIGN, 1, self._leader, self._record))
+        await self._ask(self._client.eval(RESIGN, 1, self._leader, self._record))
 
     async def leader(self) -> Candidate | None:
         record = await self._ask(self._client.get(self._leader))

@@ -1,0 +1,152 @@
+"""LinkWatch: what is said on all links, read where it is sent, and what must hold of it.
+
+epochs     no scheduler grants after one of a later epoch has
+attempts   each attempt of a request is granted once
+order      a request that waits is not overtaken by a younger one of its class and tenant at the same scheduler, by more than
+           the links may delay
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from maitred.core.units import MILLISECOND, Micros
+from maitred.scheduler.link.gateway_books import GatewayId
+from maitred.scheduler.link.messages import (
+    AnyMessage,
+    Failed,
+    Grant,
+    Hello,
+    Queue,
+    Reject,
+    Release,
+    RequestTerms,
+    Standing,
+    Submit,
+    Yielded,
+)
+from maitred.testing.world.cluster.processes import SchedulerProcess
+from maitred.testing.world.cluster.scenario import LINK_PORT
+from maitred.testing.world.loop import VirtualLoop
+from maitred.testing.world.transport import Connection
+
+MAX_DISORDER: Final[Micros] = 100 * MILLISECOND
+"""By how much a request may be younger than one that it overtakes: the delay of a link, and the rounding of ages."""
+
+
+class _Asked(msgspec.Struct, eq=False):
+    """A request, as both ends of its links have told."""
+
+    terms: RequestTerms
+    since: Micros
+    """When its gateway had it, by the time of the world."""
+    waits: bool = True
+
+
+class _Wire(msgspec.Struct, eq=False):
+    """A connection of a gateway."""
+
+    gateway: GatewayId | None = None
+    unread: dict[bool, bytearray] = msgspec.field(default_factory=lambda: {True: bytearray(), False: bytearray()})
+    """Frames that are not whole, of each direction."""
+
+
+class LinkWatch:
+    """Reads all links of a world."""
+
+    def __init__(self, loop: VirtualLoop, schedulers: Sequence[SchedulerProcess], say: Callable[[str], object]) -> None:
+        """`say` is told what does not hold."""
+        self.granting: set[str] = set()
+        """The addresses of schedulers that have granted something since this was last emptied."""
+        self.speaking: set[str] = set()
+        """The addresses of processes that have said something since this was last emptied."""
+        self.num_grants = 0
+        self.highest_epoch = 0
+        """The highest epoch that has granted."""
+        self._loop, self._schedulers, self._say = loop, schedulers, say
+        self._wires: dict[int, _Wire] = {}
+        self._granted: set[tuple[GatewayId, int, int]] = set()
+        self._asked: dict[tuple[GatewayId, int], _Asked] = {}
+        self._decode = msgspec.msgpack.Decoder(list[AnyMessage]).decode
+
+    def on_sent(self, connection: Connection, is_forth: bool, data: bytes) -> None:
+        """Read what one end of a connection sends."""
+        if not is_of_link(connection):
+            return
+        self.speaking.add(connection.source[0] if is_forth else connection.target[0])
+        wire = self._wires.setdefault(connection.number, _Wire())
+        unread = wire.unread[is_forth]
+        unread += data
+        while len(unread) >= 4 and len(unread) >= (end := 4 + int.from_bytes(unread[:4], "big")):
+            for message in self._decode(unread[4:end]):
+                self._take(wire, connection.target[0], message)
+            del unread[:end]
+
+    def _take(self, wire: _Wire, scheduler: str, message: AnyMessage) -> None:
+        gateway = wire.gateway
+        if isinstance(message, Hello):
+            wire.gateway = message.name, message.boot
+            self._on_hello(wire.gateway, message)
+        elif gateway is None:
+            return
+        elif isinstance(message, Submit):
+            self._asked[gateway, message.request] = _Asked(message.terms, self._loop.micros)
+        elif isinstance(message, Yielded | Queue):
+            if (asked := self._asked.get((gateway, message.request))) is not None:
+                asked.waits = True
+        elif isinstance(message, Failed):
+            if (asked := self._asked.get((gateway, message.request))) is not None:
+                asked.waits = False  # It keeps its slot, unless it is told to wait.
+        elif isinstance(message, Grant):
+            self._on_grant(gateway, scheduler, message)
+        elif isinstance(message, Reject | Release):
+            self._asked.pop((gateway, message.request), None)
+
+    def _on_hello(self, gateway: GatewayId, hello: Hello) -> None:
+        now = self._loop.micros
+        for live in hello.requests:
+            asked = self._asked.setdefault((gateway, live.request), _Asked(live.terms, now - live.age))
+            asked.waits = live.standing is Standing.WAITING
+
+    def _on_grant(self, gateway: GatewayId, scheduler: str, grant: Grant) -> None:
+        say, attempt = self._say, (gateway, grant.request, grant.attempt)
+        self.num_grants += 1
+        self.granting.add(scheduler)
+        if grant.epoch < self.highest_epoch:
+            say(f"{scheduler} grants under epoch {grant.epoch}, and epoch {self.highest_epoch} has granted")
+        self.highest_epoch = max(self.highest_epoch, grant.epoch)
+        if attempt in self._granted:
+            say(f"attempt {grant.attempt} of request {grant.request} of {gateway} is granted twice")
+        self._granted.add(attempt)
+        asked = self._asked.get((gateway, grant.request))
+        if asked is not None and asked.waits:
+            asked.waits = False
+            self._check_order(gateway, grant, asked, scheduler)
+
+    def _check_order(self, gateway: GatewayId, grant: Grant, asked: _Asked, scheduler: str) -> None:
+        """Note whether a request is granted a slot before an older one of its class and tenant that the scheduler knows."""
+        for request in self._waiting_at(scheduler):
+            key = request.gateway.id, request.number
+            older = self._asked.get(key)
+            if older is None or not older.waits or key == (gateway, grant.request):
+                continue
+            if _kind(request.terms) == _kind(asked.terms) and older.since + MAX_DISORDER < asked.since:
+                first, then = f"{grant.request} of {gateway}, asked at {asked.since}", f"{key}, asked at {older.since}"
+                self._say(f"request {first}, is granted a slot before {then}")
+
+    def _waiting_at(self, address: str) -> list[Any]:
+        """Return the requests that wait at a scheduler."""
+        host = next((each.host for each in self._schedulers if each.address == address), None)
+        return [] if host is None else [request for request in host.requests if request.is_waiting]
+
+
+def _kind(terms: RequestTerms) -> tuple[str, int, str]:
+    return terms.model, terms.priority_class, terms.tenant
+
+
+def is_of_link(connection: Connection) -> bool:
+    """Return whether a connection is one of a gateway to a scheduler."""
+    return connection.target[1] == LINK_PORT

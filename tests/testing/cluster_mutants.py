@@ -1,0 +1,231 @@
+"""Faults that can be planted in the link, the scheduler's host and the election, for the test that the world of gateways and
+schedulers finds each (`test_world_cluster`).
+
+`python tests/testing/cluster_mutants.py` says for each which seeds of the swarm, from 1 on, find it, and after how many events.
+`FOUND_BY` has a seed for each that is cheap.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from multiprocessing import get_context
+from typing import Any, Final
+
+import msgspec
+import pytest
+
+from maitred.scheduler.link import gateway_request
+from maitred.scheduler.link.door import Door
+from maitred.scheduler.link.gateway_end import GatewayEnd
+from maitred.scheduler.link.gateway_request import GatewayRequest, RequestEvent
+from maitred.scheduler.link.gateway_request import GatewayRequestState as State
+from maitred.scheduler.link.learning import Learning
+from maitred.scheduler.link.linked_admission import LinkedAdmission
+from maitred.scheduler.link.messages import BeatAnswer, Standing
+from maitred.scheduler.link.scheduler_end import SchedulerEnd
+from maitred.scheduler.link.unaccounted import Unaccounted
+from maitred.scheduler.sharing.elections.elector import Elector
+from maitred.scheduler.sharing.elections.redis_election import RedisElection
+from maitred.testing.world.cluster.simulation import play_cluster
+from maitred.testing.world.cluster.swarm import draw_cluster
+
+MAX_EVENTS: Final = 100_000
+_FOREVER: Final = 10**18
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+def _wrap(owner: type, name: str, wrapper: Callable[[Any], Any]) -> Patch:
+    """Return what replaces a method by what `wrapper` makes of it."""
+    return lambda patches: patches.setattr(owner, name, wrapper(getattr(owner, name)))
+
+
+def _all(*patches: Patch) -> Patch:
+    def patch(monkeypatch: pytest.MonkeyPatch) -> None:
+        for each in patches:
+            each(monkeypatch)
+
+    return patch
+
+
+def _transition(state: State, event: RequestEvent, following: State) -> Patch:
+    """Return what adds a transition to the table of requests at gateways."""
+    return lambda patches: patches.setitem(gateway_request.TRANSITIONS, (state, event), following)
+
+
+def _returns(value: object) -> Callable[[Any], Any]:
+    return lambda method: lambda self, *given, **named: value
+
+
+def _counts_from_reception(take: Any) -> Any:
+    def mutant(self: Any, message: Any, now: int) -> Any:
+        events = take(self, message, now)
+        if isinstance(message, BeatAnswer) and self.lease_until is not None:
+            self.lease_until = now + self._lease
+        return events
+
+    return mutant
+
+
+def _looks_at_the_clock_afterwards(feed: Any) -> Any:
+    def mutant(self: Any, data: bytes, now: int) -> Any:
+        channel, events = self._channel, list[object]()
+        if channel is None:
+            return events
+        messages = channel.feed(data)
+        if channel.is_open and self.state.name == "GREETING":
+            self._say_hello(channel, now)
+        for message in messages:
+            if self._channel is channel:
+                events += self._take(message, now)
+        return [*events, *self.advance(now)]
+
+    return mutant
+
+
+def _frees_at_once(abandon: Any) -> Any:
+    def mutant(self: Any, gateway: Any, now: int) -> None:
+        abandon(self, gateway, now)
+        for request in [*gateway.requests.values()]:
+            self.end(request, "failed", now)
+
+    return mutant
+
+
+def _trusts_any_reading(on_reading: Any) -> Any:
+    return lambda self, backend, running, asked_at, now: on_reading(self, backend, running, _FOREVER, now)
+
+
+def _forgets_streams(say_hello: Any) -> Any:
+    class Catching:
+        def __init__(self, channel: Any) -> None:
+            self._channel = channel
+
+        def say(self, hello: Any) -> None:
+            named = [live for live in hello.requests if live.standing is not Standing.STREAMING]
+            self._channel.say(msgspec.structs.replace(hello, requests=named))
+
+    return lambda self, channel, now: say_hello(self, Catching(channel), now)
+
+
+def _keeps_the_attempt(ask_again: Any) -> Any:
+    def mutant(self: Any) -> bool:
+        asks = bool(ask_again(self))
+        self.attempt -= asks
+        return asks
+
+    return mutant
+
+
+def _loses_releases(release: Any) -> Any:
+    def mutant(self: Any, number: int, *given: Any) -> None:
+        if number % 7 == 0:
+            self._requests.pop(number, None)
+        else:
+            release(self, number, *given)
+
+    return mutant
+
+
+def _has_no_age(introduce: Any) -> Any:
+    return lambda self, now: msgspec.structs.replace(introduce(self, now), age=0)
+
+
+def _ignores_the_floor(campaign: Any) -> Any:
+    async def mutant(self: Any, candidate: Any, floor: int) -> Any:
+        return await campaign(self, candidate, 0)
+
+    return mutant
+
+
+def _learns_no_gateways(lead: Any) -> Any:
+    def mutant(self: Any, epoch: int, until: int, gateways: Any, *others: Any) -> None:
+        lead(self, epoch, until, (), *others)
+
+    return mutant
+
+
+def _leads_for_ever(lead: Any) -> Any:
+    def mutant(self: Any, epoch: int, until: int, *others: Any) -> None:
+        lead(self, epoch, _FOREVER, *others)
+
+    return mutant
+
+
+def _does_nothing(method: Any) -> Any:
+    return lambda self, *given: None
+
+
+def _reads_no_strangers(on_reading: Any) -> Any:
+    return lambda self, backend, asked_at: self._unread.discard(backend)
+
+
+MUTANTS: Final[dict[str, Patch]] = {
+    "an old epoch grants": _all(
+        _wrap(SchedulerEnd, "lead", _leads_for_ever),
+        _wrap(SchedulerEnd, "renew", _does_nothing),
+        _wrap(GatewayEnd, "_is_old", _returns(False)),
+    ),
+    "a lease counts from reception": _all(
+        _wrap(GatewayEnd, "_take", _counts_from_reception), _wrap(GatewayEnd, "feed", _looks_at_the_clock_afterwards)
+    ),
+    "a leader's lease counts for ever": _all(
+        _wrap(SchedulerEnd, "lead", _leads_for_ever), _wrap(SchedulerEnd, "renew", _does_nothing)
+    ),
+    "slots of a gateway that is gone are free at once": _wrap(LinkedAdmission, "abandon", _frees_at_once),
+    "slots of a gateway that is gone are lost": _wrap(Unaccounted, "orphans", _returns([])),
+    "a reading is trusted before the lease is over": _wrap(Unaccounted, "on_reading", _trusts_any_reading),
+    "a grant is obeyed twice": _transition(State.HELD, RequestEvent.GRANT, State.HELD),
+    "a hello forgets streams": _wrap(GatewayEnd, "_say_hello", _forgets_streams),
+    "nothing is learned": _wrap(Learning, "is_over", _returns(True)),
+    "named gateways are not waited for": _wrap(SchedulerEnd, "lead", _learns_no_gateways),
+    "strangers are not counted": _wrap(Learning, "on_reading", _reads_no_strangers),
+    "a victim streams": _transition(State.VICTIM, RequestEvent.FIRST_BYTE, State.STREAMING),
+    "a stream is stopped": _transition(State.STREAMING, RequestEvent.PREEMPT, State.VICTIM),
+    "an attempt is kept": _wrap(GatewayRequest, "ask_again", _keeps_the_attempt),
+    "a release is lost": _wrap(GatewayEnd, "release", _loses_releases),
+    "requests have no age": _wrap(GatewayRequest, "introduce", _has_no_age),
+    "an epoch begins anew with the store": _wrap(RedisElection, "campaign", _ignores_the_floor),
+    "gateways are welcomed before they are named": _wrap(Door, "must_wait", _returns(False)),
+    "a leader takes no part any more": _wrap(Elector, "_renew", _returns(None)),
+}
+
+
+FOUND_BY: Final[dict[str, int]] = {}
+"""A seed of the swarm that finds each, in few events."""
+
+
+def search(name: str) -> tuple[str, list[tuple[int, int, str]], int]:
+    """Play the swarm from seed 1 on with a fault, for `MAX_EVENTS` events. Return the seeds that find it, each with its events
+    and what is violated; and how many seeds were played."""
+    logging.disable(logging.CRITICAL)
+    found, num_events, seed = list[tuple[int, int, str]](), 0, 0
+    with pytest.MonkeyPatch.context() as patches:
+        MUTANTS[name](patches)
+        while num_events < MAX_EVENTS:
+            seed += 1
+            outcome = play_cluster(draw_cluster(seed), stops_at_violation=True)
+            num_events += outcome.num_events
+            if outcome.violations:
+                found.append((seed, outcome.num_events, outcome.violations[0]))
+    return name, found, seed
+
+
+def main() -> int:
+    """Search for all, and return 1 if one is not found."""
+    names = sys.argv[1:] or list(MUTANTS)
+    is_missed = False
+    with get_context("fork").Pool(1) as pool:
+        for name, found, num_seeds in pool.imap(search, names):
+            is_missed |= not found
+            seeds = ", ".join(f"{seed} ({count:,})" for seed, count, _ in found)
+            sys.stdout.write(f"{name}: {seeds or 'not found'} of {num_seeds} seeds\n")
+            for _, _, violation in found[:1]:
+                sys.stdout.write(f"    {violation[:200]}\n")
+            sys.stdout.flush()
+    return int(is_missed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
