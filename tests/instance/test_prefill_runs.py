@@ -133,3 +133,20 @@ def test_nothing_tells_how_many_chunks_were_counted_at_once(
         driven(InstanceConfig(**keys, step_by_step=by_step), jobs, looks, aborts) for by_step in (False, True)
     )
     assert skipping == stepping
+
+
+def test_few_steps_are_asked_for_in_vain_while_arrivals_cut_the_run_of_a_long_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, micros = list[BatchShape](), Uneven.micros
+
+    def noted(model: Uneven, batch: BatchShape) -> float:
+        if batch.chunks:
+            asked.append(batch)
+        return micros(model, batch)
+
+    monkeypatch.setattr(Uneven, "micros", noted)
+    config = InstanceConfig(latency=Uneven(), long_prefill_token_threshold=4, total_kv_blocks=2000, block_size_in_tokens=BLOCK)
+    prompts = [(Request(id=0, arrival=0, prompt_tokens=1), 2000), (Request(id=1, arrival=0, prompt_tokens=4000), 1)]
+    prompts += [(Request(id=i, arrival=300 * i, prompt_tokens=2), 1) for i in range(2, 200)]
+    driven(config, prompts, set(), {})
+    steps = 4000 // 4
+    assert len(asked) < 12 * steps

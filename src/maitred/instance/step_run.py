@@ -17,6 +17,7 @@ Compiled (`tools/compile.py`).
 from __future__ import annotations
 
 from bisect import bisect_right
+from typing import Final
 
 from maitred.batching import StepPlan, later_chunks
 from maitred.core.contracts import BatchShape, LatencyModel
@@ -24,6 +25,10 @@ from maitred.core.units import Micros
 from maitred.instance.latency.affine import PiecewiseAffineModel
 from maitred.instance.latency.floor_sums import SHIFT, Line, steps_on_line_within, sum_of_floors
 from maitred.instance.latency.linear_steps import LinearSteps
+
+_MOST_OPEN_STEPS: Final = 32
+"""Steps with chunks for which the model is asked at once, if an arrival may truncate their run: what was asked for the steps
+after it would be in vain, and a long prompt in small chunks has thousands of them."""
 
 
 class StepRun:
@@ -122,6 +127,8 @@ class StepRun:
                 self._chunk_step_ends = []
             if plan.chunks:
                 if steps > 1:
+                    if not plan.is_closed:
+                        self.steps = steps = min(steps, _MOST_OPEN_STEPS)
                     self._chunk_step_ends = self._find_chunk_step_ends(steps)
                     time = self._chunk_step_ends[-1]
                 elif self._mixed is not None and shape is None:
