@@ -10,7 +10,8 @@ next, `kv` what memory is left, and the instance when a step begins and ends.
     trtllm/               schedulers of TensorRT-LLM's kind: capacity first, then the micro-batch
     batch_schedulers.py   the kind of plug-in, and how its parts become a scheduler
     maitred/              our own scheduler of that kind
-    scheduler_batch.py    SchedulerBatch: an instance with steps that a scheduler decides, over instance_kv_cache.py
+    scheduler_batch.py    SchedulerBatch: an instance with steps that a scheduler decides, over instance_kv_cache.py;
+                          active_requests.py: the requests that it decides about
 
 The rooms do not know each other, but that `maitred` uses the interfaces and the arithmetic of `trtllm`. Steps by the rules of
 SGLang and BLIS stand in `compat`, on the same books.

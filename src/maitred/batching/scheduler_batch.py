@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from maitred.batching.active_requests import ActiveRequests
 from maitred.batching.instance_kv_cache import ActiveRequest, InstanceKvCache
 from maitred.batching.limits import BatchLimits, PrefillChunk
 from maitred.batching.running_batch import RunningBatch, StepPlan
@@ -49,15 +50,7 @@ class SchedulerBatch(RunningBatch):
 
     __slots__ = (
         *("_active", "_by_step", "_is_blocked", "_is_pausing", "_keeps_slots", "_kv_cache"),
-        "_max_model_len",
-        "_name",
-        "_never_evicts",
-        "_not_generating",
-        "_num_pending",
-        "_num_pending_tokens",
-        "_puts_begun_first",
-        "_requests",
-        "_scheduler",
+        *("_max_model_len", "_name", "_never_evicts", "_puts_begun_first", "_scheduler"),
     )
 
     def __init__(
@@ -79,20 +72,12 @@ class SchedulerBatch(RunningBatch):
         self._keeps_slots = plans_ahead
         self._max_model_len = max_model_len
         self._name = name
-        self._requests: dict[int, ActiveRequest] = {}
-        self._active: list[ActiveRequest] = []
-        """The active requests, in the order in which the scheduler sees them."""
-        self._not_generating: list[ActiveRequest] = []
-        """Of these, in the same order, the requests that do not generate yet."""
-        self._num_pending = 0
-        """Active requests that have no KV yet."""
-        self._num_pending_tokens = 0
-        """Tokens of their prompts."""
+        self._active = ActiveRequests()
         self._is_blocked = False
         """Whether nothing can begin before a request ends, whatever comes."""
         self._is_pausing = False
         """Whether a sequence that is removed now comes back."""
-        self._kv_cache = InstanceKvCache(blocks, self._requests, self._decode_tokens)
+        self._kv_cache = InstanceKvCache(blocks, self._active.by_id, self._decode_tokens)
         self._scheduler = scheduler = make_scheduler(self._kv_cache)
         # A request that waited for another one to compute its prefix stands before others that have begun meanwhile. If it does
         # not fit, a policy without eviction stops there: those would keep their blocks and never go on.
@@ -108,7 +93,7 @@ class SchedulerBatch(RunningBatch):
                 self._prefix_blocks.apply_evictions()
             waiting.on_step_start(self, now)
             self._activate(waiting)
-        if (self._is_blocked or not (self._prefilling or self._num_pending)) and self._serves_all_decodes:
+        if (self._is_blocked or not (self._prefilling or self._active.num_pending)) and self._serves_all_decodes:
             repeats = self._blocks.max_steps(max_repeats)
             if repeats:
                 return StepPlan(repeats)
@@ -140,7 +125,7 @@ class SchedulerBatch(RunningBatch):
     def end_chunks(self, plan: StepPlan, steps: int) -> None:
         super().end_chunks(plan, steps)
         for chunk in plan.chunks:
-            request = self._requests.get(chunk.seq.request.id)
+            request = self._active.by_id.get(chunk.seq.request.id)
             if request is not None:
                 request.context_current_position = min(chunk.seq.num_computed_tokens, request.prompt_len)
                 if self._prefix_blocks is not None and self._scheduler.shares_each_chunk:
@@ -152,16 +137,16 @@ class SchedulerBatch(RunningBatch):
     def complete_chunks(self, plan: StepPlan) -> list[SequenceState]:
         complete = super().complete_chunks(plan)
         for seq in complete:
-            request = self._requests[seq.request.id]
+            request = self._active.by_id[seq.request.id]
             request.state = LlmRequestState.GENERATION_IN_PROGRESS
-            self._not_generating.remove(request)
+            self._active.start_generating(request)
             self._kv_cache.on_decode_start(request)
             if self._prefix_blocks is not None:
                 self._prefix_blocks.fill(seq, seq.num_tokens_to_prefill)
         return complete
 
     def finish(self, seq: SequenceState) -> None:
-        self._requests[seq.request.id].state = LlmRequestState.GENERATION_COMPLETE
+        self._active.by_id[seq.request.id].state = LlmRequestState.GENERATION_COMPLETE
         self.remove(seq)
         if self._keeps_slots:
             seq.is_complete = True
@@ -171,8 +156,7 @@ class SchedulerBatch(RunningBatch):
         if seq.is_complete:
             del self.sequences[seq.request_id]
             return
-        request = self._requests.pop(seq.request.id)
-        self._active.remove(request)
+        request = self._active.pop(seq)
         self._is_blocked = False
         if not self._is_pausing:
             if seq.is_decoding:
@@ -182,18 +166,14 @@ class SchedulerBatch(RunningBatch):
             self._kv_cache.on_decode_end(request)
             super().remove(seq)
             return
-        self._not_generating.remove(request)
         del self.sequences[seq.request.id]
         if request.has_blocks:
             self._prefilling.remove(seq)
             self._blocks.release_reserved(seq, seq.num_computed_tokens, seq.num_tokens_to_prefill)
-        else:
-            self._num_pending -= 1
-            self._num_pending_tokens -= request.prompt_len
 
     def check(self) -> None:
         held = 0
-        for request in self._active:
+        for request in self._active.in_order:
             seq = request.seq
             if seq.is_decoding:
                 held += self._blocks.blocks_held(seq, self._kv_tokens(seq))
@@ -203,13 +183,9 @@ class SchedulerBatch(RunningBatch):
         decoding = [seq for seq in self.sequences.values() if seq.is_decoding]
         if len(decoding) != self.num_decodes or sum([self._kv_tokens(seq) for seq in decoding]) != self.context_tokens:
             raise InvariantError(f"{self.num_decodes} decodes over {self.context_tokens} tokens are not the sequences")
-        pending = [request for request in self._active if not request.has_blocks]
-        tokens = sum([request.prompt_len for request in pending])
-        counted = len(pending) == self._num_pending and tokens == self._num_pending_tokens
-        if not counted or [*self._requests] != [each.request_id for each in self.sequences.values() if not each.is_complete]:
+        self._active.check()
+        if [*self._active.by_id] != [each.request_id for each in self.sequences.values() if not each.is_complete]:
             raise InvariantError("the active requests are not the sequences of the batch")
-        if self._not_generating != [request for request in self._active if not request.seq.is_decoding]:
-            raise InvariantError("the requests that do not generate are not those of the batch")
 
     @property
     def _serves_all_decodes(self) -> bool:
@@ -225,34 +201,22 @@ class SchedulerBatch(RunningBatch):
         """Make waiting sequences active, as many as may be."""
         while not self.is_full and (head := waiting.peek()) is not None and self._has_use_for(head):
             seq = waiting.pop()
-            request = ActiveRequest(seq, self._max_model_len)
-            self._requests[seq.request.id] = request
             self.sequences[seq.request.id] = seq
-            self._num_pending += 1
-            self._num_pending_tokens += request.prompt_len
-            place = len(self._active)
-            if not seq.num_preemptions:
-                self._active.append(request)
-                self._not_generating.append(request)
-                continue
-            # A request that was paused has its old place: behind all that came meanwhile it would be the next victim again.
-            while place and _comes_after(self._active[place - 1].seq, seq):
-                place -= 1
-            self._active.insert(place, request)
-            self._not_generating = [request for request in self._active if not request.seq.is_decoding]
+            self._active.add(ActiveRequest(seq, self._max_model_len))
 
     def _has_use_for(self, head: SequenceState) -> bool:
         """Return whether the scheduler is to see `head`, which waits."""
         most = self._scheduler.max_num_pending
-        if most is None or self._num_pending < most or self._num_pending_tokens < self._limits.max_num_batched_tokens:
+        active = self._active
+        if most is None or active.num_pending < most or active.num_pending_tokens < self._limits.max_num_batched_tokens:
             return True
-        return all(request.has_blocks or request.priority < head.priority for request in self._active)
+        return all(request.has_blocks or request.priority < head.priority for request in active.in_order)
 
     def _in_order(self) -> list[LlmRequest]:
         """Return the active requests in the order in which the scheduler is to see them."""
         if not self._puts_begun_first:
-            return [*self._active]
-        return [*sorted(self._active, key=lambda request: not request.has_blocks)]
+            return [*self._active.in_order]
+        return [*sorted(self._active.in_order, key=lambda request: not request.has_blocks)]
 
     def _decide(self) -> tuple[SchedulerOutput, bool]:
         """Return the decision of the scheduler, and whether it took no look at the requests that generate: then all of them
@@ -261,7 +225,7 @@ class SchedulerBatch(RunningBatch):
             if (beside := self._decide_beside()) is not None:
                 return beside, True
             step = self.step_index
-            for request in self._active:
+            for request in self._active.in_order:
                 seq = request.seq
                 if seq.is_decoding:
                     request.num_generated_tokens = step - seq.decode_origin_step - request.num_tokens_before
@@ -277,13 +241,13 @@ class SchedulerBatch(RunningBatch):
     def _decide_beside(self) -> SchedulerOutput | None:
         """Return the decision of the scheduler without a look at the requests that generate; None if it has to look, or if they
         do not come first, then those that have begun, and then the others."""
-        others, num_begun = self._not_generating, len(self._prefilling)
-        generating, begun, pending = self._active[: self.num_decodes], others[:num_begun], others[num_begun:]
-        in_order = not others or self._active[self.num_decodes] is others[0]
+        active, others, num_begun = self._active.in_order, self._active.not_generating, len(self._prefilling)
+        generating, begun, pending = active[: self.num_decodes], others[:num_begun], others[num_begun:]
+        in_order = not others or active[self.num_decodes] is others[0]
         if not (in_order and all(request.has_blocks for request in begun)):
             if not self._puts_begun_first:
                 return None
-            generating = [request for request in self._active if request.seq.is_decoding]
+            generating = [request for request in active if request.seq.is_decoding]
             begun = [request for request in others if request.has_blocks]
             pending = [request for request in others if not request.has_blocks]
         return self._scheduler.schedule_beside([*generating], [*begun], [*pending])
@@ -293,13 +257,14 @@ class SchedulerBatch(RunningBatch):
         help; the others are slips in its code."""
         who, kind = f"batch scheduler {self._name}", type(error).__name__
         if isinstance(error, (AssertionError, RuntimeError, ValueError)):
-            return ConfigError(f"{who}: {str(error) or kind}", hint=self._kv_cache.shortage(self._active))
+            return ConfigError(f"{who}: {str(error) or kind}", hint=self._kv_cache.shortage(self._active.in_order))
         return ConfigError(f"{who}: {kind}: {error}", hint="its own code raised this, or its answer is of another form")
 
     def _known(self, requests: Sequence[object]) -> list[ActiveRequest]:
         """Return `requests`, which the scheduler has named. Raises ConfigError for one that is not active, or named twice."""
         known = [request for request in requests if isinstance(request, ActiveRequest)]
-        if len({*known}) != len(requests) or any(self._requests.get(request.request_id) is not request for request in known):
+        by_id = self._active.by_id
+        if len({*known}) != len(requests) or any(by_id.get(request.request_id) is not request for request in known):
             raise ConfigError(f"batch scheduler {self._name} names a request that is not active, or one twice")
         return known
 
@@ -317,9 +282,10 @@ class SchedulerBatch(RunningBatch):
         if len(scheduled) == self.num_decodes == [request.state for request in scheduled].count(_GENERATING):
             return []
         ids = {request.request_id for request in self._known(scheduled)}
-        if not all(self._requests[request_id].seq.is_decoding for request_id in ids):
+        if not all(self._active.by_id[request_id].seq.is_decoding for request_id in ids):
             raise ConfigError(f"batch scheduler {self._name} lets a request generate that is in its prompt, or paused")
-        return [request.seq for request in self._active if request.seq.is_decoding and request.request_id not in ids]
+        active = self._active.in_order
+        return [request.seq for request in active if request.seq.is_decoding and request.request_id not in ids]
 
     def _start_chunks(self, requests: list[ActiveRequest], plan: StepPlan, now: Micros) -> None:
         """Plan the chunks of `requests`. First chunks take the blocks of the whole prompt."""
@@ -354,7 +320,8 @@ class SchedulerBatch(RunningBatch):
 
     def _chunk_repeats(self, plan: StepPlan, limit: int) -> int:
         """Return how often, at most `limit` times, the step of `plan` may run, which goes on with prompts that have begun."""
-        if self._by_step or not self._scheduler.repeats_lone_chunk or len(self._not_generating) > 1 or self.num_transferred:
+        is_alone = len(self._active.not_generating) <= 1 and not self.num_transferred
+        if self._by_step or not (is_alone and self._scheduler.repeats_lone_chunk):
             return 1
         # A chunk may be less than the tokens that were left, by less than a unit: the last one takes these, too.
         chunk, unit = plan.chunks[0], self._blocks.block_size
@@ -379,15 +346,13 @@ class SchedulerBatch(RunningBatch):
         self._add_running(seq, start, 0, now)
         if seq.num_preemptions:
             seq.admission_index = index  # its place among the active requests
-        request.has_blocks = True
-        self._num_pending -= 1
-        self._num_pending_tokens -= request.prompt_len
+        self._active.begin(request)
         request.context_current_position = request.prepopulated_prompt_len = start
         request.num_shared_blocks = hit.num_blocks - hit.num_unreferenced
         request.context_chunk_size = min(request.prompt_len - start, charged)
 
     def _max_repeats(self, limit: int) -> int:
-        if self._prefix_blocks is not None and self._num_pending:
+        if self._prefix_blocks is not None and self._active.num_pending:
             # An eviction changes what is cached of a prompt, and so whether it fits.
             limit = self._prefix_blocks.max_unchanged_steps(limit)
         return max(1, self._blocks.max_steps(limit))
@@ -395,14 +360,14 @@ class SchedulerBatch(RunningBatch):
     def _check_progress(self) -> None:
         """Raise ConfigError if nothing is scheduled: the scheduler would say the same for ever. Slots that are about to be free
         may change that."""
-        if self.num_decodes or len(self.sequences) > len(self._requests):
+        if self.num_decodes or len(self.sequences) > len(self._active.by_id):
             return
-        problem = f"batch scheduler {self._name} schedules nothing, and {len(self._active)} requests are active"
-        for request in self._active:
+        problem = f"batch scheduler {self._name} schedules nothing, and {len(self._active.in_order)} requests are active"
+        for request in self._active.in_order:
             reason = self._scheduler.why_waiting(request)
             if reason is not None:
                 raise ConfigError(problem, hint=f"request {request.request_id}: {reason}")
-        raise ConfigError(problem, hint=self._kv_cache.shortage(self._active))
+        raise ConfigError(problem, hint=self._kv_cache.shortage(self._active.in_order))
 
     def _overcommitted(self, needed: int, free: int) -> ConfigError:
         problem = f"batch scheduler {self._name} schedules requests that need {needed} KV blocks, and {free} are free"
@@ -410,8 +375,3 @@ class SchedulerBatch(RunningBatch):
 
 
 _GENERATING = LlmRequestState.GENERATION_IN_PROGRESS
-
-
-def _comes_after(seq: SequenceState, returned: SequenceState) -> bool:
-    """Return whether `seq`, which is active, was first admitted after `returned` was, or has not been yet."""
-    return seq.scheduled_at is None or seq.admission_index > returned.admission_index

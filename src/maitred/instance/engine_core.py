@@ -21,7 +21,6 @@ Compiled (`tools/compile.py`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from heapq import heappop, heappush
 from random import Random
 from typing import Final
 
@@ -36,6 +35,7 @@ from maitred.core.units import Micros
 from maitred.instance.batch_former import EngineParts
 from maitred.instance.completion_heap import CompletionHeap
 from maitred.instance.config import InstanceConfig
+from maitred.instance.deadlines import Deadlines
 from maitred.instance.entry_limits import LengthLimits, QueueCaps
 from maitred.instance.events import EventKind, InstanceEvent
 from maitred.instance.held_decodes import HeldDecodes
@@ -81,8 +81,7 @@ class EngineCore:
         """Tokens of each answer. The engine uses it only to know when an answer ends."""
         self._completions = CompletionHeap()
         self._held = HeldDecodes()
-        self.deadlines: list[tuple[Micros, int, SequenceState]] = []
-        """Heap of deadlines. Those of sequences that have left are dropped when they come up."""
+        self.deadlines = Deadlines(self.sequences)
         self.events: list[InstanceEvent] = []
         """Events that the driver has not fetched yet, in the order of time."""
         self.tells_first_tokens = True
@@ -143,7 +142,7 @@ class EngineCore:
             if request.deadline <= now:
                 self.events.append(InstanceEvent(now, EventKind.TIMED_OUT, seq))
                 return False
-            heappush(self.deadlines, (request.deadline, seq.arrival_index, seq))
+            self.deadlines.add(request.deadline, seq)
         if transferred is not None:
             seq.resume_transferred(transferred)
         self.sequences[seq.request_id] = seq
@@ -287,16 +286,6 @@ class EngineCore:
         else:
             self.waiting.remove(seq.request_id)
             self._forget(seq, now, kind)
-
-    def next_deadline(self) -> Micros | None:
-        """Return the first deadline of a sequence that is still here, or None."""
-        deadlines = self.deadlines
-        while deadlines:
-            due, _, seq = deadlines[0]
-            if self.sequences.get(seq.request_id) is seq:
-                return due
-            heappop(deadlines)
-        return None
 
     def _shape_of(self, plan: StepPlan) -> BatchShape:
         """Return the work of `plan`, with the spread of its contexts if the latency model looks at it."""

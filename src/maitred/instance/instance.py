@@ -20,7 +20,6 @@ Compiled (`tools/compile.py`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from heapq import heappop
 from random import Random
 
 from maitred.core.request import PrefixKeys, Request, RequestId
@@ -130,7 +129,7 @@ class Instance:
             raise ValueError(f"request {request.id} is here already")
         run = core.run
         # Most arrivals find a run that goes on, and no deadlines: nothing is due before `now`.
-        if run is None or run.outcome_at < now or core.deadlines:
+        if run is None or run.outcome_at < now or core.deadlines.heap:
             self._process_due(now, now - 1)
             run = core.run
         if run is not None and run.partially_committed:
@@ -172,7 +171,7 @@ class Instance:
         """Return the events up to `now`, in the order of time. Call it before looking at blocks or output tokens."""
         core = self._core
         run = core.run
-        if core.deadlines or (run.outcome_at if run is not None else core.next_start) != now:
+        if core.deadlines.heap or (run.outcome_at if run is not None else core.next_start) != now:
             self._process_due(now, now)
             self._commit_to_boundary(now)
         elif run is not None:  # else `next_event` has looked ahead
@@ -204,8 +203,8 @@ class Instance:
             run = core.start_run()
         while not core.events:
             due = run.outcome_at
-            if core.deadlines:
-                deadline = core.next_deadline()
+            if core.deadlines.heap:
+                deadline = core.deadlines.next()
                 return due if deadline is None or due <= deadline else deadline
             if due >= quiet_until:
                 return due
@@ -258,13 +257,13 @@ class Instance:
         # sequence at its deadline must not.
         while True:
             run = core.run
-            due = core.next_deadline() if core.deadlines else None
+            due = core.deadlines.next() if core.deadlines.heap else None
             if run is not None and run.outcome_at <= last and (due is None or run.outcome_at <= due):
                 core.commit_run(run)
             elif run is None and core.has_work and core.next_start < (now if due is None or due > last else due):
                 core.start_run()
             elif due is not None and due <= last:
-                self._withdraw(heappop(core.deadlines)[2], due, EventKind.TIMED_OUT)
+                self._withdraw(core.deadlines.pop(), due, EventKind.TIMED_OUT)
             else:
                 return
 

@@ -24,7 +24,6 @@ Compiled (`tools/compile.py`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from heapq import heappop
 from math import ceil
 from random import Random
 
@@ -103,7 +102,7 @@ class BlisInstance(Instance):
             return self._now
         if core.run is None and not core.sequences:
             return None
-        then, due = core.next_start if core.run is None else core.run.outcome_at, core.next_deadline()
+        then, due = core.next_start if core.run is None else core.run.outcome_at, core.deadlines.next()
         return then if due is None else min(then, due)
 
     def commit_ended_steps(self, now: Micros, ended_by: Micros = -1) -> None:
@@ -120,7 +119,7 @@ class BlisInstance(Instance):
         """Do all that is due by `last`, which is `now` or just before."""
         core, self._now = self._core, now
         while True:
-            run, due = core.run, core.next_deadline()
+            run, due = core.run, core.deadlines.next()
             if due is not None and due > last:
                 due = None
             then = last if due is None else due
@@ -129,7 +128,7 @@ class BlisInstance(Instance):
             elif run is None and core.sequences and core.next_start <= then:
                 self._start()
             elif due is not None:
-                self._remove(heappop(core.deadlines)[2], due, EventKind.TIMED_OUT)
+                self._remove(core.deadlines.pop(), due, EventKind.TIMED_OUT)
             else:
                 return
 
