@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from test_gateway_programs import ONE_AT_A_TIME, body, driver, program, usage, waiting
-from world import STREAM_HEAD, Backend, BackendRequest, ClientConnection, GatewayWorld, chunk, run, run_on_sockets, whole, world
+from world import STREAM_HEAD, Backend, BackendRequest, ClientConnection, GatewayWorld, chunk, run, whole, world
 
 from maitred.gateway.forwarding.waiting_stream import MAX_ANSWER_BYTES
 from maitred.programs import ProgramState
@@ -204,4 +204,4 @@ def test_an_answer_without_end_that_is_no_stream_is_read_no_further() -> None:
             assert b"with no stream, and with more than can be kept" in await rest(client)
             await engine.stopped.wait()
 
-    run_on_sockets(scenario())
+    run(scenario())

@@ -275,3 +275,46 @@ def test_a_program_without_descriptors_closes_what_it_accepts() -> None:
         assert place.descriptors.num_used == 4
 
     loop.run_until_complete(main())
+
+
+def test_who_writes_without_end_to_a_reader_that_is_gone_is_held_back_until_the_reset_comes() -> None:
+    async def scene(client: Recorder, server: Recorder, network: Network) -> None:
+        client.transport.abort()
+        await asyncio.sleep(0)
+        while "pause" not in server.told:
+            server.transport.write(b"x" * 10_000)
+        assert "reset" not in server.told
+        await asyncio.sleep(1.0)
+        assert server.told[-1] == "reset"
+
+    play(scene)
+
+
+def test_a_reset_ends_what_is_left_to_be_sent_even_while_nothing_is_read() -> None:
+    async def scene(client: Recorder, server: Recorder, network: Network) -> None:
+        server.transport.pause_reading()
+        while "pause" not in server.told:
+            server.transport.write(b"x" * 10_000)
+        client.transport.abort()
+        await asyncio.sleep(1.0)
+        assert server.told == ["pause", "reset"]
+
+    play(scene)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_nothing_is_read_that_was_sent_behind_a_reset(seed: int) -> None:
+    """Seed 890 of the swarm: a reset had lost the head of an answer, and what was sent next was read in its place."""
+
+    async def scene(client: Recorder, server: Recorder, network: Network) -> None:
+        client.transport.pause_reading()
+        server.transport.write(b"head")
+        await asyncio.sleep(1.0)
+        client.transport.connection.reset()
+        server.transport.write(b"tail")
+        client.transport.resume_reading()
+        await asyncio.sleep(1.0)
+        assert client.text in {b"", b"head"}
+        assert (client.told, server.told) == (["reset"], ["reset"])
+
+    play(scene, seed=seed)

@@ -16,6 +16,7 @@ from typing import Any, Final
 import pytest
 
 from maitred.admission import Action, AdmissionConfig
+from maitred.admission.classes.priority import AdmissionPriority
 from maitred.admission.terms.tenants import TenantAccount
 from maitred.core.decisions import DecisionLog
 from maitred.core.request import PriorityClass
@@ -128,6 +129,10 @@ def _always(method: Any) -> Any:
     return lambda self, *given: True
 
 
+def _never(method: Any) -> Any:
+    return lambda self, *given: None
+
+
 def _timer_is_not_brought_forward(set_to: Any) -> Any:
     def mutant(self: Any, deadline: int | None) -> None:
         if self._timer is None:
@@ -185,6 +190,7 @@ MUTANTS: Final[dict[str, Patch]] = {
     "timer is set once": _wrap(DeadlineTimer, "_ring", _timer_is_set_once),
     "tenant has more than its limit": _wrap(TenantAccount, "has_room", _always),
     "cap of a class is ignored": _wrap(AdmissionConfig, "class_cap", _cap_is_ignored),
+    "nobody is promoted": _wrap(AdmissionPriority, "next_promotion", _never),
     "half a line stays": _wrap(LineFile, "_cut_off_half_line", _half_a_line_stays),
 }
 
@@ -208,6 +214,7 @@ FOUND_BY: Final = {
     "timer is set once": 7,
     "tenant has more than its limit": 3,
     "cap of a class is ignored": 7,
+    "nobody is promoted": 7,
     "half a line stays": 11,
 }
 """A seed of the swarm that finds each, in few events."""

@@ -9,7 +9,8 @@ What must hold of the lines, one after the other:
 - a grant leaves no more slots in use than there are, no tenant above its limit, and the floors of higher classes free
 - no class but the one that was asked for, or the highest that the tenant may have
 - no queue is longer than it may be when a newcomer joins it, and no wait longer than the timeout in force
-- no victim after its first byte; no more promotions of starved requests than their burst and their share
+- no victim after its first byte; no more promotions of starved requests than their burst and their share, and no request passes
+  one that starves while a promotion is saved up
 - a decision is late by `MAX_LATE` at most: the timer is set to what is due next, whatever configuration has come meanwhile
 
 Where lines are missing, behind a crash, nothing is known up to the next start (`blind`).
@@ -77,6 +78,8 @@ class _Pool:
     """The slots of a model."""
 
     capacity: int = 0
+    credit: float | None = None
+    """Promotions that are saved up; None: as many as may be."""
     num_promoted: int = 0
     num_from_queues: int = 0
     in_flight: Counter[PriorityClass] = field(default_factory=Counter)
@@ -212,8 +215,10 @@ class Books:
     def _on_admit(self, request: Booked, decision: Line) -> Iterator[str]:
         pool = self._pools[request.pool]
         if request.waits:
+            yield from self._check_starving(request, pool, decision)
             yield from self._end_wait(request, decision)
             pool.num_from_queues += 1
+            self._spend_promotion(pool, decision["reason"])
         pool.in_flight[request.asked_class] += 1
         pool.num_promoted += decision["reason"] == "starved"
         request.hold = Hold(decision["at"])
@@ -234,6 +239,35 @@ class Books:
         burst, share = (max(values) for values in zip(*map(_promotions, self._configs), strict=True))
         if pool.num_promoted > len(self._configs) * burst + share * pool.num_from_queues:
             yield f"{pool.num_promoted} of {pool.num_from_queues} admissions from queues were promotions"
+
+    def _check_starving(self, request: Booked, pool: _Pool, decision: Line) -> Iterator[str]:
+        """Yield whether a request has got the slot that was due to one that starves. What is due follows from one
+        configuration, so nothing is said behind a reload."""
+        config = self._config
+        burst, _ = _promotions(config)
+        is_certain = config.mode == "priority" and len(self._configs) == 1 and decision["reason"] == "slot_free"
+        if not is_certain or (burst if pool.credit is None else pool.credit) < 1:
+            return
+        for priority_class in PriorityClass:
+            head = self._head(request.pool, priority_class)
+            if head is None or priority_class is request.asked_class or head.tenant in config.tenant_policies:
+                continue
+            since = head.submitted_at + from_seconds(config.class_rules(priority_class).starvation_threshold_secs)
+            if decision["at"] > since and not self._is_excused(since, decision["at"]):
+                yield f"{request.mark} is admitted, and {head.mark} has starved for {decision['at'] - since} us"
+
+    def _head(self, pool: str, priority_class: PriorityClass) -> Booked | None:
+        """Return the request that has waited longest in a queue, or None if there is none, or another may go before it."""
+        queue = [r for r in self._requests.values() if r.waits and r.pool == pool and r.asked_class is priority_class]
+        if any(request.awaits_victim or request.freed_at for request in queue):
+            return None
+        return min(queue, key=lambda request: request.submitted_at, default=None)
+
+    def _spend_promotion(self, pool: _Pool, reason: str) -> None:
+        """Count an admission from a queue, which earns a share of a promotion, and may have been one."""
+        burst, share = _promotions(self._config)
+        credit = (burst if pool.credit is None else pool.credit) - (reason == "starved")
+        pool.credit = min(burst, credit + share)
 
     def _floor_above(self, priority_class: PriorityClass, pool: _Pool) -> int:
         """Return how many idle slots the floors of higher classes keep from a class; 0 if the reservations do not fit."""

@@ -49,6 +49,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """The highest class of the tenant `beta`; None: any."""
     queue_secs: float | None = None
     """Longest wait of default and bulk requests; None: what the flavour has."""
+    starve_secs: float | None = None
+    """Wait after which default and bulk requests may be promoted; None: what the flavour has."""
     policy: str = "least-loaded"
     has_programs: bool = False
     program_tokens: int | None = None
@@ -81,7 +83,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
             upstream=UpstreamLimits(head_secs=60.0, idle_secs=30.0),
             retry=RetryConfig(budget_floor_per_sec=self.retries_per_sec, budget_share=self.retry_share),
         )
-        rules = ClassConfig(queue_timeout_secs=self.queue_secs)
+        rules = ClassConfig(queue_timeout_secs=self.queue_secs, starvation_threshold_secs=self.starve_secs)
         classes = ClassesConfig(interactive=ClassConfig(reserved_floor=self.reserved_floor), default=rules, bulk=rules)
         admission = AdmissionConfig(
             mode=self.mode,  # type: ignore[arg-type]

@@ -110,7 +110,9 @@ class Stream:
         """Whether no more may be written."""
         self.is_closed = False
         """Whether the reader is gone: whoever writes gets a reset."""
-        self._is_reset = self._is_end_read = False
+        self.is_reset = False
+        """Whether the end is a reset."""
+        self._is_end_read = False
         self._loop, self._link = loop, link
         self._pieces: deque[tuple[Micros, bytes]] = deque()
         """What is written and not read, each piece with the instant at which it arrives."""
@@ -134,8 +136,10 @@ class Stream:
         return self.is_ended and not self.is_held and self._ends_at <= self._loop.micros
 
     def write(self, data: bytes) -> None:
-        """Send bytes."""
+        """Send bytes. Behind a reset, or to a reader that is gone, they fill the buffer of the system, and go nowhere."""
         self.num_bytes += len(data)
+        if self.is_closed or self.is_reset:
+            return
         self._pieces.append((self._next_arrival(), data))
         if self._event is None:
             self._wait_until(self._pieces[0][0])
@@ -148,11 +152,11 @@ class Stream:
 
     def reset(self) -> None:
         """Send a reset."""
-        if self._is_reset:
+        if self.is_reset:
             return
         overtakes = self._link.resets.random() < _LOSES_WAY_SHARE
         self._drop_last(self.num_bytes if overtakes else self.unsent_bytes)
-        self.is_ended = self._is_reset = True
+        self.is_ended = self.is_reset = True
         self._is_end_read = False
         self._ends_at = self._next_arrival()
         self._announce_end()
@@ -209,7 +213,7 @@ class Stream:
         if self.has_arrived_bytes:
             reader.on_data(self._take())
         elif self.has_arrived_end and not self._pieces:
-            if self._is_reset:
+            if self.is_reset:
                 reader.on_reset()
             else:
                 self._is_end_read = True

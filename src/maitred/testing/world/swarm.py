@@ -59,6 +59,8 @@ def draw_scenario(seed: int) -> Scenario:
         fault_secs=random.choice((20.0, 60.0)),
         fault_pace=random.choice((1.0, 3.0)),
         link=draw_link(random, LinkConfig().delay),
+        starve_secs=random.choice((None, 0.5, 2.0)),
+        program_tokens=random.choice((None, None, 2_000)),
     )
 
 

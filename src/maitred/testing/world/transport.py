@@ -193,9 +193,8 @@ class MemoryTransport(asyncio.Transport):
             raise RuntimeError("cannot write after the end of the stream")
         if self._is_closing or not data:
             return
-        if self._outgoing.is_closed:  # The other end answers with a reset.
+        if self._outgoing.is_closed:  # The other end answers with a reset; until that comes, the system takes what fits.
             self._incoming.reset()
-            return
         self.connection.tap.on_write(self.connection, self._outgoing.is_forth, data)
         self._outgoing.write(bytes(data))
         if not self._is_write_paused and self._outgoing.unsent_bytes > self._high:
@@ -282,6 +281,8 @@ class MemoryTransport(asyncio.Transport):
         on_hangup, self._on_hangup = self._on_hangup, None
         if on_hangup is not None:
             on_hangup()
+        if self._incoming.is_reset and self._is_write_paused:  # What is left to be sent fails, even if nothing is read.
+            self.on_reset()
 
     def _on_room(self) -> None:
         """Go on when the system may have taken more."""
