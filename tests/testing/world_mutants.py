@@ -210,7 +210,7 @@ FOUND_BY: Final = {
     "victim's answer is delivered": 7,
     "retries without end": 8,
     "budget of retries is ignored": 13,
-    "timer is not brought forward by a reload": 10,
+    "timer is not brought forward by a reload": 7,
     "timer is set once": 7,
     "tenant has more than its limit": 3,
     "cap of a class is ignored": 7,
