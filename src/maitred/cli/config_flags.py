@@ -218,6 +218,12 @@ INSTANCE: Final = FlagGroup(
     KeyFlag("instance.flavour", "NAME"),
     KeyFlag("instance.async_scheduling"),
 )
+SPECULATIVE: Final = FlagGroup(
+    "Speculative decoding",
+    KeyFlag("instance.speculative.num_speculative_tokens", "TOKENS"),
+    KeyFlag("instance.speculative.acceptance_rate", "SHARE"),
+    KeyFlag("instance.speculative.draft_cost", "SHARE"),
+)
 SGLANG: Final = FlagGroup(
     "SGLang's scheduler (--flavour sglang)",
     KeyFlag("instance.sglang.max_prefill_tokens", "TOKENS"),
@@ -358,6 +364,7 @@ SIMULATE: Final = (
     PROGRAMS,
     FlagGroup(HARDWARE.panel, KeyFlag("instance.model", "NAME"), *HARDWARE.flags),
     INSTANCE,
+    SPECULATIVE,
     SGLANG,
     FlagGroup("The run", KeyFlag("instance.step_by_step")),
 )

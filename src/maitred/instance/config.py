@@ -16,6 +16,7 @@ from maitred.core.units import Micros
 from maitred.instance.flavours import FLAVOURS, NO_FLAVOUR, Flavour, FlavourName, flavour_keys
 from maitred.instance.latency import LATENCY_MODELS, AnyLatency, LinearLatency, StepTable, TrainedPhysicsLatency, parse_latency
 from maitred.instance.sglang_config import SGLangConfig
+from maitred.instance.speculative import SpeculativeConfig, SpeculativeSteps
 from maitred.instance.vllm_keys import VllmKeys
 from maitred.kv import EVICTIONS, BlockPool, PrefixCache, RadixCache
 
@@ -116,6 +117,8 @@ class InstanceConfig(VllmKeys, frozen=True, kw_only=True, forbid_unknown_fields=
     """How long a step takes: a section of its own, or one text such as `linear` or `module:Class`. Null:
     with `model`, `aiconfigurator` where it is installed and knows the deployment, and otherwise `roofline` (with
     `flavour: blis`, `trained-physics`); without, `linear`."""
+    speculative: SpeculativeConfig = SpeculativeConfig()
+    """Speculative decoding."""
     latency_scale: float = 1.0
     """Factor on the duration of every step, to see what the error of a latency model would do."""
     latency_error: float | None = None
@@ -219,6 +222,7 @@ class InstanceConfig(VllmKeys, frozen=True, kw_only=True, forbid_unknown_fields=
             *self._model_warnings(),
             *self._preemption_warnings(),
             *self._batching_warnings(),
+            *self.speculative.warnings(),
         ]
 
     @property
@@ -326,7 +330,8 @@ class InstanceConfig(VllmKeys, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ConfigError(what, hint="catalogue.resolve_instance(config) does")
         latency = self.latency or LinearLatency()
         model = LATENCY_MODELS.create(latency) if isinstance(latency, str) else latency
-        return model.compiled(self.latency_scale)
+        compiled = model.compiled(self.latency_scale)
+        return SpeculativeSteps(compiled, self.speculative) if self.speculative else compiled
 
     @property
     def kv_blocks(self) -> int:

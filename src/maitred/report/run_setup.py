@@ -173,6 +173,9 @@ def _instance_policies(instance: InstanceConfig) -> Iterator[str]:
         yield f"flavour {instance.flavour}"
     if instance.batching is not None:
         yield f"batching {instance.batching}"
+    if instance.speculative:
+        spec = instance.speculative
+        yield f"{spec.num_speculative_tokens} speculative tokens, {spec.acceptance_rate:g} accepted"
     if instance.caches_prefixes:
         yield "prefix caching"
 
@@ -222,6 +225,7 @@ _UNLESS: Final[Mapping[str, tuple[str, ...]]] = {
     "model": ("model", "hardware", "tensor_parallel_size", "data_parallel_size", "gpu_memory_utilization"),
     "caching": ("prefix_cache", "radix_eviction_policy"),
     "radix": ("radix_eviction_policy",),
+    "speculation": ("speculative",),
     "batching": ("context_chunking_policy",),
     "sglang": ("sglang",),
     "priorities": ("schedule_low_priority_values_first",),
@@ -235,6 +239,7 @@ def _of_instance(instance: InstanceConfig) -> Iterator[str]:
         "model": instance.has_model,
         "caching": instance.enable_prefix_caching,
         "radix": instance.prefix_cache == "radix",
+        "speculation": bool(instance.speculative),
         "batching": instance.batching is not None,
         "sglang": instance.flavour_rules.takes_sglang_keys,
         "priorities": instance.enable_priority_scheduling,
