@@ -43,6 +43,8 @@ class StepPlan:
     """Whether it is a step of prefill alone, while all sequences that decode stand still."""
     fetch_time: Micros = 0
     """µs that it takes longer because KV blocks are fetched for it. Then it does not repeat itself."""
+    load_time: Micros = 0
+    """µs that all of it takes longer because KV blocks are loaded from the host for it. Then it does not repeat itself."""
     is_closed: bool = False
     """Whether no sequence that arrives could join a repetition of it: its chunks take all tokens that a step may have."""
     takes_decode_blocks: bool = False

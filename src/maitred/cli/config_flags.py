@@ -218,6 +218,12 @@ INSTANCE: Final = FlagGroup(
     KeyFlag("instance.flavour", "NAME"),
     KeyFlag("instance.async_scheduling"),
 )
+OFFLOAD: Final = FlagGroup(
+    "KV offloading: evicted blocks in the memory of the host",
+    KeyFlag("instance.kv_offload.host_gib", "GIB", name="--kv-offload-gib"),
+    KeyFlag("instance.kv_offload.bandwidth_gb_s", "GB/S", name="--kv-offload-bandwidth"),
+    KeyFlag("instance.kv_offload.kv_bytes_per_token", "BYTES", name="--kv-offload-bytes-per-token"),
+)
 SPECULATIVE: Final = FlagGroup(
     "Speculative decoding",
     KeyFlag("instance.speculative.num_speculative_tokens", "TOKENS"),
@@ -364,6 +370,7 @@ SIMULATE: Final = (
     PROGRAMS,
     FlagGroup(HARDWARE.panel, KeyFlag("instance.model", "NAME"), *HARDWARE.flags),
     INSTANCE,
+    OFFLOAD,
     SPECULATIVE,
     SGLANG,
     FlagGroup("The run", KeyFlag("instance.step_by_step")),

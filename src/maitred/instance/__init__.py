@@ -13,6 +13,7 @@ The owner of the time steps it: the simulator in virtual time, the emulated engi
     flavours.py           the engines whose way an instance follows; batch_former.py makes KV memory and batch by the
                           configuration
     step_meter.py         how busy it was, and the gaps between tokens: how often each, and which request had which
+    speculative.py        tokens that a draft proposes; kv_offload.py: keys of KV in the memory of the host
     throughput_limit.py   the most that it can take of a traffic
     latency/              how long a step takes
     catalogue/            models and GPUs as data

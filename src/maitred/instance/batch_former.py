@@ -19,6 +19,7 @@ from maitred.batching import (
 )
 from maitred.instance.config import InstanceConfig
 from maitred.kv import BlockManager, PrefixBlockManager, PrefixCache
+from maitred.kv.host_tier import HostTier
 
 
 class EngineParts:
@@ -42,7 +43,10 @@ def new_memory(config: InstanceConfig) -> tuple[PrefixCache[Any] | None, BlockMa
     cache = config.new_prefix_cache()
     if cache is None:
         return None, BlockManager(config.kv_blocks, config.block_size_in_tokens)
-    return cache, PrefixBlockManager(cache)
+    blocks, offload, size = PrefixBlockManager(cache), config.kv_offload, config.block_size_in_tokens
+    if offload:
+        blocks.host = HostTier(cache, offload.num_blocks(size), offload.time_per_block(size))
+    return cache, blocks
 
 
 def new_batch(config: InstanceConfig, blocks: BlockManager) -> RunningBatch:

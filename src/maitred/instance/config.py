@@ -14,6 +14,7 @@ from maitred.core.contracts import LatencyModel
 from maitred.core.errors import ConfigError
 from maitred.core.units import Micros
 from maitred.instance.flavours import FLAVOURS, NO_FLAVOUR, Flavour, FlavourName, flavour_keys
+from maitred.instance.kv_offload import KvOffloadConfig
 from maitred.instance.latency import LATENCY_MODELS, AnyLatency, LinearLatency, StepTable, TrainedPhysicsLatency, parse_latency
 from maitred.instance.sglang_config import SGLangConfig
 from maitred.instance.speculative import SpeculativeConfig, SpeculativeSteps
@@ -117,6 +118,8 @@ class InstanceConfig(VllmKeys, frozen=True, kw_only=True, forbid_unknown_fields=
     """How long a step takes: a section of its own, or one text such as `linear` or `module:Class`. Null:
     with `model`, `aiconfigurator` where it is installed and knows the deployment, and otherwise `roofline` (with
     `flavour: blis`, `trained-physics`); without, `linear`."""
+    kv_offload: KvOffloadConfig = KvOffloadConfig()
+    """KV blocks in the memory of the host (continuous batching with a prefix cache of blocks)."""
     speculative: SpeculativeConfig = SpeculativeConfig()
     """Speculative decoding."""
     latency_scale: float = 1.0
@@ -141,6 +144,7 @@ class InstanceConfig(VllmKeys, frozen=True, kw_only=True, forbid_unknown_fields=
         self._check_host_memory()
         self._check_batching()
         self._check_flavour()
+        self._check_offload()
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ValueError(f"max_model_len must be at least 2 (a token in and a token out), not {self.max_model_len}")
         for name in ("tensor_parallel_size", "data_parallel_size"):
@@ -199,6 +203,20 @@ class InstanceConfig(VllmKeys, frozen=True, kw_only=True, forbid_unknown_fields=
         if chunked and self.max_num_batched_tokens < self.block_size_in_tokens:
             size = f"block_size_in_tokens {self.block_size_in_tokens}"
             raise ValueError(f"max_num_batched_tokens {self.max_num_batched_tokens} holds no chunk of {size}")
+
+    def _check_offload(self) -> None:
+        """Raise ValueError where no blocks are kept in the memory of the host."""
+        if not self.kv_offload:
+            return
+        for key, is_wrong in (
+            ("no prefix cache (enable_prefix_caching)", not self.enable_prefix_caching),
+            (f"prefix_cache {self.prefix_cache}", self.prefix_cache != "blocks"),
+            (f"batching {self.batching}", self.batching is not None),
+            ("async_scheduling", self.async_scheduling),
+            (f"flavour {self.flavour}", self.flavour not in (None, "vllm")),
+        ):
+            if is_wrong:
+                raise ValueError(f"kv_offload is not for {key}: leave out one of the two")
 
     def _check_host_memory(self) -> None:
         if not 0 <= self.kv_cpu_blocks <= _UPPER_LIMITS["total_kv_blocks"]:

@@ -148,6 +148,13 @@ class StepRun:
         self.departed_decodes = 0
         self.partially_committed = self.truncated = False
 
+    def prolong(self, time: Micros) -> None:
+        """Let the run, which has one step, take `time` µs longer."""
+        if self.step_time:
+            self.step_time += time
+        self.ends_at += time
+        self.outcome_at += time
+
     def _find_line(self, affine: PiecewiseAffineModel) -> None:
         """Find the line of its steps, if they are on one."""
         line = affine.single_line(self.num_decodes)

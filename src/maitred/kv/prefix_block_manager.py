@@ -22,6 +22,7 @@ from maitred.core.request import PrefixKeys, RequestId
 from maitred.core.sequence import SequenceState
 from maitred.kv.block_hashes import apply_namespace, sequence_block_hashes
 from maitred.kv.block_manager import BlockManager
+from maitred.kv.host_tier import HostTier
 from maitred.kv.key_ranges import join_keys
 from maitred.kv.prefix_cache import CacheLock, PrefixCache, PrefixHit
 
@@ -59,14 +60,20 @@ class SequenceBlocks:
 class PrefixBlockManager(BlockManager):
     """The KV blocks of one instance, in `cache`, which only this object may change."""
 
-    __slots__ = ("_num_unassigned", "_sequence_blocks", "cache")
+    __slots__ = ("_num_unassigned", "_sequence_blocks", "cache", "host")
 
     def __init__(self, cache: PrefixCache[Any]) -> None:
         super().__init__(cache.total, cache.block_size)
         self.cache = cache
+        self.host: HostTier | None = None
+        """What keeps evicted blocks, or None."""
         self._sequence_blocks: dict[RequestId, SequenceBlocks] = {}
         self._num_unassigned = 0
         """Blocks that decoding sequences have opened and that are not assigned to their locks yet."""
+
+    @property
+    def num_fetched_blocks(self) -> int:
+        return 0 if self.host is None else self.host.num_loaded
 
     def reserve(self, blocks: int) -> None:
         self.cache.reserve(blocks)
@@ -93,16 +100,23 @@ class PrefixBlockManager(BlockManager):
         """Return the cached prefix of `seq`, which is to be admitted. At least one token is left to compute."""
         usable = (seq.num_tokens_to_prefill - 1) // self.block_size
         hashes = self._all_block_hashes(seq, usable) if seq.num_preemptions else self._blocks_of(seq).block_hashes
-        return self.cache.probe(hashes if len(hashes) <= usable else hashes[:usable])
+        hashes = hashes if len(hashes) <= usable else hashes[:usable]
+        hit = self.cache.probe(hashes)
+        if self.host is None or seq.transferred_kv_tokens:
+            return hit
+        return PrefixHit(hit.num_blocks, hit.num_unreferenced, self.host.count_leading(hashes, hit.num_blocks))
 
     def admit(self, seq: SequenceState, hit: PrefixHit) -> None:
-        """Lock what `find_cached` has found for `seq`."""
+        """Lock what `find_cached` has found for `seq`, and load what the host has of it."""
         content = self._blocks_of(seq)
         content.lock = self.cache.lock(content.block_hashes[: hit.num_blocks], priority=seq.request.priority)
         content.will_return, content.num_unknown = False, 0
         self.free -= hit.num_unreferenced
         if not seq.num_preemptions:
-            seq.num_cached_tokens = hit.num_blocks * self.block_size
+            seq.num_cached_tokens = (hit.num_blocks + hit.num_in_host) * self.block_size
+        if hit.num_in_host:
+            assert self.host is not None
+            self.host.load(content.block_hashes[hit.num_blocks : hit.num_blocks + hit.num_in_host])
 
     def fill(self, seq: SequenceState, tokens: int) -> None:
         """Assign reserved blocks to `seq` for its first `tokens` tokens, complete after the next step. Commit the full ones."""

@@ -40,13 +40,15 @@ from maitred.kv.block_hashes import request_block_hashes
 class PrefixHit:
     """The cached prefix of a prompt, as locking it would find it."""
 
-    __slots__ = ("num_blocks", "num_unreferenced")
+    __slots__ = ("num_blocks", "num_in_host", "num_unreferenced")
 
-    def __init__(self, num_blocks: int, num_unreferenced: int) -> None:
+    def __init__(self, num_blocks: int, num_unreferenced: int, num_in_host: int = 0) -> None:
         self.num_blocks = num_blocks
         """Leading blocks of the prompt that are cached."""
         self.num_unreferenced = num_unreferenced
         """Cached leading blocks that no lock holds. To lock them takes as many of the free ones."""
+        self.num_in_host = num_in_host
+        """Blocks that follow them and can be loaded from the memory of the host."""
 
 
 NO_HIT: Final = PrefixHit(0, 0)

@@ -178,6 +178,8 @@ def _instance_policies(instance: InstanceConfig) -> Iterator[str]:
         yield f"{spec.num_speculative_tokens} speculative tokens, {spec.acceptance_rate:g} accepted"
     if instance.caches_prefixes:
         yield "prefix caching"
+    if instance.kv_offload:
+        yield f"{instance.kv_offload.host_gib:g} GiB of KV in the host"
 
 
 def _policies(setup: RunSetup, instance: InstanceConfig, cluster: ClusterConfig) -> str:
@@ -226,6 +228,7 @@ _UNLESS: Final[Mapping[str, tuple[str, ...]]] = {
     "caching": ("prefix_cache", "radix_eviction_policy"),
     "radix": ("radix_eviction_policy",),
     "speculation": ("speculative",),
+    "offload": ("kv_offload",),
     "batching": ("context_chunking_policy",),
     "sglang": ("sglang",),
     "priorities": ("schedule_low_priority_values_first",),
@@ -240,6 +243,7 @@ def _of_instance(instance: InstanceConfig) -> Iterator[str]:
         "caching": instance.enable_prefix_caching,
         "radix": instance.prefix_cache == "radix",
         "speculation": bool(instance.speculative),
+        "offload": bool(instance.kv_offload),
         "batching": instance.batching is not None,
         "sglang": instance.flavour_rules.takes_sglang_keys,
         "priorities": instance.enable_priority_scheduling,

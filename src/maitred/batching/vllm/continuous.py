@@ -127,7 +127,9 @@ class ContinuousBatch(RunningBatch):
         if chunks:
             plan = StepPlan(1, chunks, room - budget)
             plan.is_plain = not self.num_transferred
-            if max_repeats > 1 and plan.is_plain:
+            if self._prefix_blocks is not None and self._prefix_blocks.host is not None:
+                plan.load_time = self._prefix_blocks.host.take_load_time()
+            if max_repeats > 1 and plan.is_plain and not plan.load_time:
                 # What the chunks commit may be the beginning of the prompt at the head, which could be admitted then.
                 may_admit = budget > 0 and open_to is not None and self._prefix_blocks is not None
                 plan.is_closed = not (budget or self._threshold)
@@ -210,7 +212,8 @@ class ContinuousBatch(RunningBatch):
             # The watermark is room for running sequences to grow. With none it would keep a large prompt out for ever.
             if watermark and sequences:
                 room -= watermark
-            start = cached = hit.num_blocks * size
+            cached = hit.num_blocks * size
+            start = cached + hit.num_in_host * size  # blocks from the host are written into others of the GPU
             if seq.transferred_kv_tokens:
                 # The KV that comes along is written into blocks of this instance, so `taken` counts from `cached` and not
                 # from `start`.

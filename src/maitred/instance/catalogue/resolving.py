@@ -134,11 +134,15 @@ def resolve_instance(config: InstanceConfig) -> InstanceConfig:
         blocks = measured_blocks(config, latency, deployment)
     elif blocks is None:
         blocks = num_kv_blocks(deployment, config.block_size_in_tokens, config.gpu_memory_utilization)
+    offload = config.kv_offload
+    if offload and offload.kv_bytes_per_token is None:
+        model = deployment.model
+        offload = replace(offload, kv_bytes_per_token=model.num_layers * model.kv_width * model.bytes_per_element)
     longest = config.max_model_len
     if longest is None and deployment.model.max_position_embeddings:
         longest = min(deployment.model.max_position_embeddings, blocks * config.block_size_in_tokens)
     try:
-        return replace(config, latency=latency, total_kv_blocks=blocks, max_model_len=longest)
+        return replace(config, latency=latency, total_kv_blocks=blocks, max_model_len=longest, kv_offload=offload)
     except ValueError as error:
         raise ConfigError(f"{deployment.model.name} on {deployment.hardware.name}: {error}", where="model") from error
 
