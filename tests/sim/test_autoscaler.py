@@ -41,7 +41,7 @@ def scaled(**keys: Any) -> ClusterConfig:
 
 
 def held(results: Results) -> list[float]:
-    return [each.held / SECOND for each in results.instances]
+    return [(each.held or 0) / SECOND for each in results.instances]
 
 
 def test_a_constant_load_by_hand() -> None:

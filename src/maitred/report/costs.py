@@ -58,8 +58,9 @@ def find_costs(results: Results, summary: Summary, setup: RunSetup) -> RunCosts 
     costs, configs = cluster.costs, cluster.instance_configs(instance)
     gpus = [each.tensor_parallel_size * each.data_parallel_size for each in configs]
     watts = [_watts(costs, each) for each in configs]
-    held = [count * to_seconds(each.held) / _HOUR for count, each in zip(gpus, results.instances, strict=True)]
-    busy = [count * to_seconds(min(each.busy, each.held)) / _HOUR for count, each in zip(gpus, results.instances, strict=True)]
+    times = [(each.busy, results.end if each.held is None else each.held) for each in results.instances]
+    held = [count * to_seconds(time) / _HOUR for count, (_, time) in zip(gpus, times, strict=True)]
+    busy = [count * to_seconds(min(work, time)) / _HOUR for count, (work, time) in zip(gpus, times, strict=True)]
     share = costs.idle_share
     watt_hours = _weighted([share * on + (1 - share) * at_work for on, at_work in zip(held, busy, strict=True)], watts)
     energy = None if watt_hours is None else costs.pue * watt_hours

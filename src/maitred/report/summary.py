@@ -213,7 +213,7 @@ def _instance_summary(instances: Sequence[InstanceTotals], duration: Micros) -> 
     gaps = QuantileSketch()
     for totals in instances:
         gaps.merge(totals.itl)
-    available = sum(totals.held for totals in instances)
+    available = sum(duration if totals.held is None else totals.held for totals in instances)
     # A step may outlast the run if its last client leaves.
     busy = sum(min(totals.busy, duration) for totals in instances)
     serving, down = (sum(getattr(totals, name) for totals in instances) for name in ("serving", "down"))

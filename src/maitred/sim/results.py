@@ -64,8 +64,8 @@ class InstanceTotals(msgspec.Struct, frozen=True, kw_only=True):
     """KV blocks fetched from main memory."""
     serving: Micros = 0
     """Time in which requests were routed to it."""
-    held: Micros = 0
-    """Time in which its GPUs were held."""
+    held: Micros | None = None
+    """Time in which its GPUs were held; None: for the whole run."""
     down: Micros = 0
     """Time between its failures and its returns."""
     itl: QuantileSketch
