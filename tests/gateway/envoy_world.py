@@ -53,14 +53,16 @@ def make_picker(
     election: str | None = None,
     name: str = "s",
     port: int = 0,
+    make: Callable[..., PickerScheduler] = PickerScheduler,
+    listen: int = 8080,
     **config: Any,
 ) -> PickerScheduler:
     urls = tuple(backend.url for backend in backends)
     given = {"health_interval_secs": 0.05, "drain_secs": 1.0, **config}
-    settings = GatewayConfig(backends=urls, slots_per_backend=slots, **given)
+    settings = GatewayConfig(port=listen, backends=urls, slots_per_backend=slots, **given)
     link = SchedulerConfig(listen=f"{_HERE}:0", election=election, lease_secs=0.5)
     machine = Machine()
-    return PickerScheduler(
+    return make(
         settings,
         admission or admission_config(),
         None,

@@ -2,15 +2,19 @@
 
 import asyncio
 import contextlib
+import os
+import signal
 
 import pytest
 
 pytest.importorskip("grpc", reason="needs maitred[envoy]")
 pytest.importorskip("envoy.service.ext_proc.v3.external_processor_pb2", reason="needs maitred[envoy]")
 
-from envoy_world import make_picker, running_envoy, running_picker, until
-from world import STREAM_HEAD, Backend, ClientConnection, GatedAnswer, chunk, run_on_sockets
+from envoy_world import free_port, make_picker, running_envoy, running_picker, until
+from world import CHAT, STREAM_HEAD, Backend, ClientConnection, GatedAnswer, chunk, run_on_sockets
 
+from maitred.core.errors import ConfigError
+from maitred.gateway.envoy.envoy_gateway import EnvoyGateway
 from maitred.gateway.envoy.envoy_process import find_envoy
 from maitred.wire.server import running_server
 
@@ -19,10 +23,10 @@ IDLE = b"vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
 STREAMS = 1_000
 
 
-async def ask(url):
+async def ask(url, path=CHAT, method="POST"):
     host, port = url.removeprefix("http://").split(":")
     connection = ClientConnection(*await asyncio.open_connection(host, int(port)))
-    await connection.send_request()
+    await connection.send_request(path, method=method)
     return connection
 
 
@@ -112,5 +116,55 @@ def test_a_thousand_streams_hold_their_slots_until_they_end():
             gate.open.set()
             assert {(await client.read_response())[0] for client in clients[1::2]} == {200}
             await until(lambda: not world.slots_in_use)
+
+    run_on_sockets(scenario())
+
+
+def envoy_gateway(backend, port, pages):
+    def make(*given, **named):
+        return EnvoyGateway(*given, **{**named, "pages": ("127.0.0.1", pages)})
+
+    return make_picker((backend,), make=make, listen=port)
+
+
+def test_a_gateway_with_an_envoy_of_its_own():
+    """An Envoy that dies is started anew; at the end none is left."""
+
+    async def scenario():
+        backend = Backend()
+        await backend.start()
+        port, pages = free_port(), free_port()
+        gateway = envoy_gateway(backend, port, pages)
+        url = f"http://127.0.0.1:{port}"
+        async with running_server(gateway, port=pages):
+            assert await answered(url) == 200
+            connection = await ask(url, "/ready", "GET")
+            assert (await connection.read_response())[0] == 200
+            connection.disconnect()
+            first = gateway.envoy_pid
+            os.kill(first, signal.SIGKILL)
+            await until(lambda: gateway.envoy_pid != first)
+            while True:  # until the new one listens
+                with contextlib.suppress(OSError):
+                    assert await answered(url) == 200
+                    break
+                await asyncio.sleep(0.05)
+            last = gateway.envoy_pid
+        with pytest.raises(ProcessLookupError):
+            os.kill(last, 0)
+        await backend.stop()
+
+    run_on_sockets(scenario())
+
+
+def test_a_port_that_is_taken_is_said_before_envoy_starts():
+    async def scenario():
+        taken = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+        port = taken.sockets[0].getsockname()[1]
+        await (backend := Backend()).start()
+        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
+            envoy_gateway(backend, port, 0).open_ports()
+        taken.close()
+        await backend.stop()
 
     run_on_sockets(scenario())

@@ -1,19 +1,28 @@
-"""What `maitred scheduler` makes of `--ext-proc`."""
+"""What `maitred scheduler` makes of `--ext-proc`, and `maitred serve` of `--data-plane envoy`."""
 
 from __future__ import annotations
 
 import importlib.util
+import logging
+import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from maitred import __version__
 from maitred.core.errors import ConfigError, describe_os_error
 from maitred.files import MAX_TEXT_BYTES, read_file
 from maitred.scheduler.addresses import LinkAddress
 
 if TYPE_CHECKING:
+    from maitred.config import LoadedConfig
+    from maitred.gateway.admin.reload import GatewaySettings
     from maitred.gateway.envoy.picker_scheduler import ExtProcPort
+    from maitred.gateway.observe.logs import LogOutput
     from maitred.scheduler.link_config import SchedulerConfig
 
+log = logging.getLogger("maitred.gateway")
 _NEEDED: Final = ("grpc", "google.protobuf", "envoy.service.ext_proc.v3")
 
 
@@ -52,3 +61,43 @@ def _read(path: str, where: str) -> bytes:
         return read_file(Path(path), MAX_TEXT_BYTES)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {describe_os_error(error)}", where=where) from error
+
+
+def serve_with_envoy(
+    loaded: LoadedConfig, output: LogOutput, reload: Callable[[], GatewaySettings], announce: Callable[[str], object]
+) -> None:
+    """Serve behind an Envoy of our own until a signal. `announce` is told the URL of clients. Raises ConfigError if that is not
+    possible."""
+    where = "--data-plane"
+    if loaded.config.scheduler.addresses:
+        hint = "leave one of them out; or maitred scheduler --ext-proc, with an Envoy of its own"
+        raise ConfigError("a gateway behind Envoy schedules for itself, and goes not with --scheduler", where=where, hint=hint)
+    require_extra(where)
+    from maitred.cli.made_gateway import make_gateway
+    from maitred.files.undo import whole_or_nothing
+    from maitred.gateway.app import serve_gateway
+    from maitred.gateway.cluster.link_setup import link_name
+    from maitred.gateway.cluster.scheduler_gateway import LinkPort
+    from maitred.gateway.envoy.envoy_gateway import EnvoyGateway
+    from maitred.gateway.envoy.envoy_process import require_envoy
+    from maitred.gateway.envoy.picker_scheduler import ExtProcPort
+    from maitred.scheduler.interface import open_election
+    from maitred.wire.machine import Machine
+    from maitred.wire.server import run_server
+
+    require_envoy(where)
+    config, link, machine = loaded.config.gateway, loaded.config.scheduler, Machine()
+    make = partial(
+        EnvoyGateway,
+        machine=machine,
+        port=LinkPort(None, None, None, machine.random.randbytes(16), link_name(link)),
+        election=open_election(None, link, machine.random),
+        pages=(link.pages_host, link.pages_port),
+        ext_proc=ExtProcPort("127.0.0.1", 0),
+    )
+    with whole_or_nothing():
+        gateway = make_gateway(make, loaded, output, reload)
+        log.info("maitred %s starts: process %d, admission %s, Envoy", __version__, os.getpid(), gateway.core.config.mode)
+        ports = gateway.open_ports()
+    url = f"{'http' if config.tls_cert is None else 'https'}://{config.host}:{config.port}"
+    run_server(serve_gateway(gateway, ports, lambda *pages: announce(url)))

@@ -123,6 +123,11 @@ def _serve(sources: ConfigSources, loaded: LoadedConfig, output: LogOutput) -> N
     from maitred.gateway.app import serve_gateway
     from maitred.wire.server import run_server
 
+    if loaded.config.gateway.data_plane == "envoy":
+        from maitred.cli.picker import serve_with_envoy
+
+        serve_with_envoy(loaded, output, lambda: reloaded_settings(sources), partial(_announce, loaded.config.gateway, output))
+        return
     number = num_workers(loaded.config.gateway.workers)
     if number > 1:
         if loaded.config.scheduler.addresses:

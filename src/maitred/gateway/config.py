@@ -88,6 +88,9 @@ class GatewayConfig(FleetConfig, frozen=True, kw_only=True, forbid_unknown_field
     workers: int | Literal["auto"] = 1
     """Processes that serve. More than one share the port, and one scheduler in the process that has started them, so that
     classes, limits and slots hold over all of them (docs/cluster.md). `auto`: as many as this process may use processors."""
+    data_plane: Literal["maitred", "envoy"] = "maitred"
+    """What forwards: `maitred`, or an `envoy` that is started as a child and asks this process, with HTTP/2 and a thread for
+    each processor, or for each of `workers` (docs/envoy.md)."""
     tls_cert: str | None = None
     """File with the certificate and its chain, in PEM; a reload reads it again. Null: plain HTTP."""
     tls_key: str | None = None

@@ -35,7 +35,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ext_proc_tls_key: str | None = None
     """File with the private key of `ext_proc_tls_cert`. Null: `ext_proc_tls_cert` holds it as well."""
     pages_host: str = "127.0.0.1"
-    """Address on which `maitred scheduler` serves its own pages (`/ready`, `/metrics`, `/maitred/state`)."""
+    """Address on which `maitred scheduler`, and `maitred serve` with `data_plane: envoy`, serve their own pages (`/ready`,
+    `/metrics`, `/maitred/state`)."""
     pages_port: int = 7071
     """Port of these pages; 0 takes any free one."""
     name: str | None = None

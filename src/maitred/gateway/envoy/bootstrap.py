@@ -23,6 +23,8 @@ _TYPES: Final = "type.googleapis.com/envoy."
 _SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
 _LONGEST_WAIT: Final = "3600s"
 """The longest time that Envoy lets the picker think."""
+_HEALTH_PATHS: Final = ("/health", "/ready", "/liveness", "/readiness")
+_PER_ROUTE: Final = "extensions.filters.http.ext_proc.v3.ExtProcPerRoute"
 _MANY: Final = 1_000_000
 _UNPICKED: Final = (
     '{"error": {"message": "no scheduler can be asked at present", "type": "server_error", "param": null, '
@@ -48,6 +50,8 @@ class EnvoyPlan:
     body_mode: str = "BUFFERED"
     """How bodies of requests are sent to the picker: BUFFERED or FULL_DUPLEX_STREAMED."""
     max_body_bytes: int = 32 * 1024 * 1024
+    pages: LinkAddress | None = None
+    """Where the pages of health are, which clients get under the same paths, or None if they get none."""
 
 
 def bootstrap(plan: EnvoyPlan) -> dict[str, Any]:
@@ -55,7 +59,7 @@ def bootstrap(plan: EnvoyPlan) -> dict[str, Any]:
     made: dict[str, Any] = {
         "static_resources": {
             "listeners": [_listener(plan)],
-            "clusters": [_backends(plan), _pickers(plan)],
+            "clusters": [_backends(plan), _pickers(plan), *_pages(plan)],
         }
     }
     if plan.admin is not None:
@@ -109,7 +113,7 @@ def _connection_manager(plan: EnvoyPlan) -> dict[str, Any]:
             _typed("envoy.filters.http.ext_proc", "extensions.filters.http.ext_proc.v3.ExternalProcessor", _ext_proc(plan)),
             _typed("envoy.filters.http.router", "extensions.filters.http.router.v3.Router", {"suppress_envoy_headers": False}),
         ],
-        "route_config": {"name": "all", "virtual_hosts": [{"name": "all", "domains": ["*"], "routes": _routes()}]},
+        "route_config": {"name": "all", "virtual_hosts": [{"name": "all", "domains": ["*"], "routes": _routes(plan)}]},
     }
 
 
@@ -134,10 +138,25 @@ def _ext_proc(plan: EnvoyPlan) -> dict[str, Any]:
     }
 
 
-def _routes() -> list[dict[str, Any]]:
+def _pages(plan: EnvoyPlan) -> list[dict[str, Any]]:
+    """Return the cluster of the pages, if there are any."""
+    if plan.pages is None:
+        return []
+    page = {"endpoint": {"address": _address(plan.pages.host, plan.pages.port)}}
+    assignment = {"cluster_name": "pages", "endpoints": [{"lb_endpoints": [page]}]}
+    return [{"name": "pages", "type": "STRICT_DNS", "connect_timeout": "1s", "load_assignment": assignment}]
+
+
+def _routes(plan: EnvoyPlan) -> list[dict[str, Any]]:
+    unasked = {"envoy.filters.http.ext_proc": {"@type": _TYPES + _PER_ROUTE, "disabled": True}}
+    health = [
+        {"match": {"path": path}, "route": {"cluster": "pages"}, "typed_per_filter_config": unasked}
+        for path in (_HEALTH_PATHS if plan.pages is not None else ())
+    ]
     picked = {"prefix": "/", "headers": [{"name": _ENDPOINT, "present_match": True}]}
     json = {"header": {"key": "content-type", "value": "application/json"}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
     return [
+        *health,
         {"match": picked, "route": {"cluster": "backends", "timeout": "0s"}, "request_headers_to_remove": [_ENDPOINT]},
         {
             "match": {"prefix": "/"},

