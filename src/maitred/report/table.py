@@ -87,28 +87,32 @@ def print_table(table: Table, console: Console) -> None:
 
     On a console narrower than that the lines are longer than the console.
     """
-    for part in _parts(table, console, max(_COLUMNS, console.width)):
-        part.width = _width(part, console)
+    for part, width in _parts(table, console, max(_COLUMNS, console.width)):
+        part.width = width
         console.print(part, no_wrap=True, crop=False, overflow="ignore")
 
 
-def _width(table: Table, console: Console) -> int:
-    return Measurement.get(console, console.options.update(max_width=_WIDEST), table).maximum
+def _with_width(table: Table, console: Console) -> tuple[Table, int]:
+    """Return a table with its width, which takes about as long to find out as to print the table."""
+    return table, Measurement.get(console, console.options.update(max_width=_WIDEST), table).maximum
 
 
-def _parts(table: Table, console: Console, widest: int) -> Iterator[Table]:
-    """Yield tables with the rows of `table` that are at most `widest`, as far as one figure beside the names allows."""
-    if _width(table, console) <= widest:
-        yield table
+def _parts(table: Table, console: Console, widest: int) -> Iterator[tuple[Table, int]]:
+    """Yield tables with the rows of `table`, each with its width, that are at most `widest`, as far as one figure beside the
+    names allows."""
+    whole = _with_width(table, console)
+    if whole[1] <= widest:
+        yield whole
         return
     names = [column for column in table.columns if column.style]
     figures = [column for column in table.columns if not column.style]
     while figures:
-        count = next(
-            (n for n in range(len(figures), 1, -1) if _width(_selected(table, [*names, *figures[:n]]), console) <= widest), 1
-        )
-        yield _selected(table, [*names, *figures[:count]])
-        figures = figures[count:]
+        for count in range(len(figures), 0, -1):
+            part = _with_width(_selected(table, [*names, *figures[:count]]), console)
+            if part[1] <= widest or count == 1:
+                yield part
+                figures = figures[count:]
+                break
 
 
 def _selected(table: Table, columns: Sequence[Column]) -> Table:
