@@ -85,8 +85,8 @@ async def until(true: Callable[[], object]) -> None:
 class PlayedStream:
     """A stream of ext_proc, of which a test plays Envoy's end."""
 
-    def __init__(self, call: Any, body_mode: int) -> None:
-        self.call, self.body_mode = call, body_mode
+    def __init__(self, call: Any, body_mode: int, response_mode: int = 0) -> None:
+        self.call, self.body_mode, self.response_mode = call, body_mode, response_mode
 
     async def send(self, **message: Any) -> None:
         await self.call.write(ProcessingRequest(**message).SerializeToString())
@@ -99,7 +99,7 @@ class PlayedStream:
 
     async def request(self, body: bytes, metadata: Any = None, path: str = CHAT, **headers: str) -> None:
         """Send the head and the body of a POST."""
-        config = ProtocolConfiguration(request_body_mode=self.body_mode)
+        config = ProtocolConfiguration(request_body_mode=self.body_mode, response_body_mode=self.response_mode)
         named = {":method": "POST", ":path": path, ":authority": "here", "x-request-id": "r", **headers}
         more = {} if metadata is None else {"metadata_context": metadata}
         await self.send(request_headers=head(named), protocol_config=config, **more)

@@ -133,7 +133,9 @@ def test_a_backend_that_breaks_off_frees_the_slot(phase):
                     await client.read_chunk()
             else:
                 stepped.steps.put_nowait(None)
-                assert (await client.read_response())[0] == 503
+                status, headers, body = await client.read_response()
+                assert (status, headers["retry-after"], headers["content-type"]) == (503, "1", "application/json")
+                assert b'"code":"upstream_disconnected"' in body
             await until(lambda: not world.slots_in_use)
 
     run_on_sockets(scenario())

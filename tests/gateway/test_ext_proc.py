@@ -8,7 +8,8 @@ import pytest
 pytest.importorskip("grpc", reason="needs maitred[envoy]")
 pytest.importorskip("envoy.service.ext_proc.v3.external_processor_pb2", reason="needs maitred[envoy]")
 
-from envoy_world import BUFFERED, FULL_DUPLEX, running_picker, until
+from envoy.service.ext_proc.v3.external_processor_pb2 import HttpBody, ProtocolConfiguration
+from envoy_world import BUFFERED, FULL_DUPLEX, head, running_picker, until
 from google.protobuf.struct_pb2 import Struct
 from world import CHAT, Backend, admission_config, run_on_sockets
 
@@ -17,6 +18,8 @@ from maitred.gateway.envoy.grpc_services import EXT_PROC_SERVICE
 BODY = msgspec.json.encode({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
 ENDPOINT = "x-gateway-destination-endpoint"
 SERVING, NOT_SERVING = 1, 2
+STREAMED = 1
+MODES = ProtocolConfiguration(request_body_mode=STREAMED)
 PREEMPTING = admission_config(classes={"system": {"can_preempt": True}}, on_preempt="retry")
 
 
@@ -202,5 +205,56 @@ def test_a_backend_that_fails_is_held_to_account():
             await asyncio.sleep(0)
             failed = next(each for each in world.picker.scheduler.fleet.backends if each.url.endswith(picked))
             await until(lambda: failed.circuit.consecutive_failures == 1)
+
+    run_on_sockets(scenario())
+
+
+def test_streamed_responses_come_back_behind_their_headers():
+    """Envoy sends the body of a response without waiting for the answer to its headers, in FULL_DUPLEX_STREAMED."""
+
+    async def scenario():
+        async with running_picker(Backend()) as world:
+            stream = world.stream(FULL_DUPLEX)
+            stream.response_mode = FULL_DUPLEX
+            await stream.request(BODY)
+            await stream.read()
+            await stream.read()
+            await stream.response_headers()
+            pieces = [b"data: 1", b"x" * 150_000, b""]
+            for piece in pieces:
+                await stream.send(response_body=HttpBody(body=piece, end_of_stream=not piece))
+            assert (await stream.read()).HasField("response_headers")
+            body, ends = b"", False
+            while not ends:
+                streamed = (await stream.read()).response_body.response.body_mutation.streamed_response
+                body, ends = body + streamed.body, streamed.end_of_stream
+            assert body == b"".join(pieces)
+            await stream.end()
+            await until(lambda: not world.slots_in_use)
+
+    run_on_sockets(scenario())
+
+
+def test_other_modes_of_bodies_are_refused_with_words():
+    async def scenario():
+        async with running_picker(Backend()) as world:
+            stream = world.stream(STREAMED)
+            await stream.send(request_headers=head({":method": "POST", ":path": CHAT}), protocol_config=MODES)
+            refused = (await stream.read()).immediate_response
+            assert (refused.status.code, b"ext_proc_mode" in refused.body) == (500, True)
+
+    run_on_sockets(scenario())
+
+
+def test_a_stream_whose_events_nobody_sees_does_not_count_as_silent():
+    async def scenario():
+        async with running_picker(Backend()) as world:
+            stream = world.stream()
+            await stream.request(b'{"model":"m","stream":true}')
+            assert not (await stream.read()).request_body.response.HasField("body_mutation")
+            (sent,) = world.picker.scheduler.fleet.backends[0].requests
+            assert not sent.request.stream
+            stream.reset()
+            await until(lambda: not world.slots_in_use)
 
     run_on_sockets(scenario())

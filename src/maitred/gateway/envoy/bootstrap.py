@@ -25,6 +25,8 @@ _LONGEST_WAIT: Final = "3600s"
 """The longest time that Envoy lets the picker think."""
 _HEALTH_PATHS: Final = ("/health", "/ready", "/liveness", "/readiness")
 _PER_ROUTE: Final = "extensions.filters.http.ext_proc.v3.ExtProcPerRoute"
+_FAILURES: Final = ("UF", "UC", "UR", "UH", "UO", "UPE", "LR")
+"""Envoy's flags of a backend that cannot be reached, breaks off, resets, is not there, or speaks no HTTP."""
 _MANY: Final = 1_000_000
 _UNPICKED: Final = (
     '{"error": {"message": "no scheduler can be asked at present", "type": "server_error", "param": null, '
@@ -102,6 +104,7 @@ def _connection_manager(plan: EnvoyPlan) -> dict[str, Any]:
         "use_remote_address": True,
         "always_set_request_id_in_response": True,
         "stream_idle_timeout": "0s",  # A request may wait for its slot, or for its first token, for minutes.
+        "local_reply_config": {"mappers": [_broken_off()]},
         "early_header_mutation_extensions": [
             _typed(
                 "envoy.http.early_header_mutation.header_mutation",
@@ -114,6 +117,16 @@ def _connection_manager(plan: EnvoyPlan) -> dict[str, Any]:
             _typed("envoy.filters.http.router", "extensions.filters.http.router.v3.Router", {"suppress_envoy_headers": False}),
         ],
         "route_config": {"name": "all", "virtual_hosts": [{"name": "all", "domains": ["*"], "routes": _routes(plan)}]},
+    }
+
+
+def _broken_off() -> dict[str, Any]:
+    """Return what Envoy says in place of a backend that has failed: an error of OpenAI's API, as a gateway does."""
+    error = {"message": "%LOCAL_REPLY_BODY%", "type": "server_error", "param": None, "code": "upstream_disconnected"}
+    return {
+        "filter": {"response_flag_filter": {"flags": list(_FAILURES)}},
+        "body_format_override": {"json_format": {"error": error}, "content_type": "application/json"},
+        "headers_to_add": [{"header": {"key": "retry-after", "value": "1"}}],
     }
 
 

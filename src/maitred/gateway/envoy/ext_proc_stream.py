@@ -4,7 +4,7 @@
     request headers                     at once (BUFFERED), or with the pick (FULL_DUPLEX_STREAMED, and requests without a body)
     request body, whole or in pieces    with the pick, as late as it has to wait
     response headers                    when the request is no victim any more (`PickedAttempts`)
-    response body, trailers             at once, as they came; where the filter does not send them there is none of this
+    response body, trailers             as they came, behind that; where the filter does not send them there is none of this
     nothing more                        the HTTP stream has ended, or its client has left
 
 At any time before the answer to the response headers the picker may respond itself (`start_response`): it refuses, or a
@@ -77,6 +77,8 @@ class ExtProcStream:
         self._body = b""
         self._response: asyncio.Future[ResponseHeaders] | None = None
         self._ended: asyncio.Future[None] | None = None
+        self._is_answered = asyncio.Event()
+        """Set when Envoy was told what becomes of the response headers: what follows them is answered after that."""
         self._answer: tuple[int, Headers] | None = None
         self._answer_body = b""
 
@@ -168,6 +170,7 @@ class ExtProcStream:
         if self._answer is not None:
             status, headers = self._answer
             await self._rpc.write(messages.immediate_response(status, headers, self._answer_body))
+        self._is_answered.set()
 
     # What `PickedAttempts` does.
 
@@ -202,6 +205,7 @@ class ExtProcStream:
     async def pass_response(self) -> None:
         """Let the response pass to the client."""
         await self._rpc.write(messages.CONTINUE_RESPONSE_HEADERS)
+        self._is_answered.set()
 
     async def wait_until_ended(self) -> None:
         """Return when the response has ended, or its client has left."""
@@ -217,6 +221,7 @@ class ExtProcStream:
             if not self._response.done():
                 self._response.set_result(_response_headers(message))
         elif kind == "response_body":
+            await self._is_answered.wait()
             body = message.response_body
             if self._response_mode == _DUPLEX:
                 for chunk in messages.streamed_body(body.body, is_response=True, ends=body.end_of_stream):
@@ -224,6 +229,7 @@ class ExtProcStream:
             else:
                 await self._rpc.write(messages.CONTINUE_RESPONSE_BODY)
         elif kind == "response_trailers":
+            await self._is_answered.wait()
             await self._rpc.write(messages.CONTINUE_RESPONSE_TRAILERS)
         elif kind == "request_trailers":
             await self._rpc.write(messages.CONTINUE_REQUEST_TRAILERS)

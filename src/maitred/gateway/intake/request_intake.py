@@ -222,7 +222,7 @@ class RequestIntake:
             tenant=tenant,
             program=found.program or hints.program,
             parent_program=found.parent or hints.parent_program,
-            stream=stream,
+            stream=stream and self._reads_answers,  # One whose events nobody sees would look silent.
             routing_key=hints.routing_key,
             instances=() if self._eligible is None else self._eligible(exchange, served),
             prefix=hints.prefix,
