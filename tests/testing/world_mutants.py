@@ -73,7 +73,7 @@ def _broken_answer_ends_well(on_error: Any) -> Any:
     return mutant
 
 
-def _client_is_not_closed(close: Any) -> Any:
+def _does_nothing(method: Any) -> Any:
     async def mutant(self: Any) -> None:
         await asyncio.sleep(0)
 
@@ -173,7 +173,7 @@ MUTANTS: Final[dict[str, Patch]] = {
     "lease is leaked": _wrap(BodyLease, "release", _lease_is_leaked),
     "head is sent twice": _wrap(ServerConnection, "start_response", _head_is_sent_twice),
     "broken answer ends well": _wrap(UpstreamResponse, "on_error", _broken_answer_ends_well),
-    "client is not closed": _wrap(UpstreamClient, "close", _client_is_not_closed),
+    "client is not closed": _wrap(UpstreamClient, "close", _does_nothing),
     "input is not logged": _wrap(DecisionLog, "log_input", _input_is_not_logged),
     "ids are mixed up": _wrap(RequestIds, "next", _ids_are_mixed_up),
     "end is told twice": _wrap(RequestObserver, "end", _end_is_told_twice),

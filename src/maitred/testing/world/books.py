@@ -216,9 +216,10 @@ class Books:
         pool = self._pools[request.pool]
         if request.waits:
             yield from self._check_starving(request, pool, decision)
+            if not request.awaits_victim:
+                pool.num_from_queues += 1
+                self._spend_promotion(pool, decision["reason"])
             yield from self._end_wait(request, decision)
-            pool.num_from_queues += 1
-            self._spend_promotion(pool, decision["reason"])
         pool.in_flight[request.asked_class] += 1
         pool.num_promoted += decision["reason"] == "starved"
         request.hold = Hold(decision["at"])

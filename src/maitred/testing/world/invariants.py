@@ -21,6 +21,7 @@ from maitred.replay import replay
 from maitred.testing.world.books import Books
 from maitred.testing.world.clients import Fate, Sent, is_late_head
 from maitred.testing.world.engine_books import EngineBooks
+from maitred.testing.world.program_books import check_programs
 from maitred.testing.world.streams import Stream
 from maitred.testing.world.threads import ThreadWork
 from maitred.testing.world.transport import MemoryTransport
@@ -48,7 +49,9 @@ def check_idle(stage: Stage) -> Iterator[str]:
     gateway, place = stage.process.gateway, stage.machine.place
     state = gateway.state()
     leases, parked = len(gateway.scheduler.admission.leases), state.parked_body_bytes
-    for count, what in ((leases, "slots"), (parked, "bytes of bodies"), (state.num_connections, "connections of clients")):
+    memories = 0 if gateway.programs is None else len(gateway.programs.leases)
+    held = ((leases, "slots"), (memories, "places in memory"), (parked, "bytes of bodies"))
+    for count, what in (*held, (state.num_connections, "connections of clients")):
         if count:
             yield f"{what} are held by an idle gateway: {count}"
     most = stage.process.num_descriptors_at_start + _MAX_IDLE_PER_BACKEND * len(stage.settings.gateway.backends)
@@ -158,6 +161,7 @@ def _decisions(stage: Stage) -> Iterator[str]:
         lines = next((each for each in lives if life.began_at <= _began_at(each) < _end_of(life, stage)), [])
         yield from check_replay(lines, may_lack_lines=life.may_lack_lines)
         yield from books.read(lines)
+        yield from check_programs(lines, may_lack_lines=life.may_lack_lines)
         yield from books.end_life(life.began_at, _end_of(life, stage), may_lack_lines=life.may_lack_lines)
     stage.reasons.update(books.reasons)
     engines = EngineBooks((run for engine in stage.engines for run in engine.runs), stage.stood_still)
