@@ -11,7 +11,7 @@ pytest.importorskip("envoy.service.ext_proc.v3.external_processor_pb2", reason="
 from envoy.service.ext_proc.v3.external_processor_pb2 import HttpBody, ProtocolConfiguration
 from envoy_world import BUFFERED, FULL_DUPLEX, head, running_picker, until
 from google.protobuf.struct_pb2 import Struct
-from world import CHAT, Backend, admission_config, run_on_sockets
+from world import CHAT, Backend, admission_config, programs_config, run_on_sockets
 
 from maitred.gateway.envoy.grpc_services import EXT_PROC_SERVICE
 
@@ -255,6 +255,23 @@ def test_a_stream_whose_events_nobody_sees_does_not_count_as_silent():
             (sent,) = world.picker.scheduler.fleet.backends[0].requests
             assert not sent.request.stream
             stream.reset()
+            await until(lambda: not world.slots_in_use)
+
+    run_on_sockets(scenario())
+
+
+def test_a_program_is_named_to_the_scheduler_and_not_to_the_backend():
+    async def scenario():
+        programs = programs_config({"backend_capacity_tokens": 1_000})
+        async with running_picker(Backend(), programs=programs) as world:
+            stream = world.stream()
+            await stream.request(b'{"model":"m","program_id":"p","stream":true}')
+            common = (await stream.read()).request_body.response
+            assert common.body_mutation.body == b'{"model":"m","stream":true}'
+            assert [each.key.name for each in world.picker.programs.core.programs] == ["p"]
+            await stream.response_headers()
+            await stream.read()
+            await stream.end()
             await until(lambda: not world.slots_in_use)
 
     run_on_sockets(scenario())
