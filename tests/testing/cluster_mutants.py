@@ -32,6 +32,8 @@ from maitred.testing.world.cluster.simulation import play_cluster
 from maitred.testing.world.cluster.swarm import draw_cluster
 
 MAX_EVENTS: Final = 100_000
+_ENOUGH: Final = 2
+"""Seeds that find a fault, after which no further ones are played."""
 _FOREVER: Final = 10**18
 Patch = Callable[[pytest.MonkeyPatch], None]
 
@@ -176,7 +178,6 @@ MUTANTS: Final[dict[str, Patch]] = {
     "slots of a gateway that is gone are free at once": _wrap(LinkedAdmission, "abandon", _frees_at_once),
     "slots of a gateway that is gone are lost": _wrap(Unaccounted, "orphans", _returns([])),
     "a reading is trusted before the lease is over": _wrap(Unaccounted, "on_reading", _trusts_any_reading),
-    "a grant is obeyed twice": _transition(State.HELD, RequestEvent.GRANT, State.HELD),
     "a hello forgets streams": _wrap(GatewayEnd, "_say_hello", _forgets_streams),
     "nothing is learned": _wrap(Learning, "is_over", _returns(True)),
     "named gateways are not waited for": _wrap(SchedulerEnd, "lead", _learns_no_gateways),
@@ -192,8 +193,13 @@ MUTANTS: Final[dict[str, Patch]] = {
 }
 
 
-FOUND_BY: Final[dict[str, int]] = {}
-"""A seed of the swarm that finds each, in few events."""
+FOUND_BY: Final[dict[str, int]] = {
+    "slots of a gateway that is gone are free at once": 132,
+    "slots of a gateway that is gone are lost": 1,
+    "a hello forgets streams": 132,
+    "a release is lost": 132,
+}
+"""A seed of the swarm that finds each in at most about 10,000 events. Faults that are not named here need a search."""
 
 
 def search(name: str) -> tuple[str, list[tuple[int, int, str]], int]:
@@ -209,6 +215,8 @@ def search(name: str) -> tuple[str, list[tuple[int, int, str]], int]:
             num_events += outcome.num_events
             if outcome.violations:
                 found.append((seed, outcome.num_events, outcome.violations[0]))
+                if len(found) == _ENOUGH:
+                    break
     return name, found, seed
 
 
@@ -216,7 +224,7 @@ def main() -> int:
     """Search for all, and return 1 if one is not found."""
     names = sys.argv[1:] or list(MUTANTS)
     is_missed = False
-    with get_context("fork").Pool(1) as pool:
+    with get_context("fork").Pool(2) as pool:
         for name, found, num_seeds in pool.imap(search, names):
             is_missed |= not found
             seeds = ", ".join(f"{seed} ({count:,})" for seed, count, _ in found)

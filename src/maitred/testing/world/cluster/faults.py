@@ -90,6 +90,20 @@ async def _kill(stage: ClusterStage, random: Random, victims: Sequence[ClusterPr
             await to_its_end(process.start())
 
 
+async def _lose_power(stage: ClusterStage, random: Random, victims: Sequence[ClusterProcess]) -> None:
+    """Kill processes with their machines: nobody is told that their connections are gone, for a time."""
+    for process in victims:
+        connections = [each for each in stage.network.connections.values() if each.source[0] == process.address]
+        for connection in connections:
+            connection.cut()
+        try:
+            await _kill(stage, random, [process])
+            await asyncio.sleep(random.choice((0.0, 2.0, 8.0)))
+        finally:
+            for connection in connections:
+                connection.heal()
+
+
 async def _restart(stage: ClusterStage, random: Random, chosen: Sequence[ClusterProcess]) -> None:
     for process in chosen:
         await to_its_end(process.restart())
@@ -173,6 +187,7 @@ FAULTS: Final[dict[str, tuple[Harm[ClusterStage], float]]] = {
     "cut from store": (_cut_from_store, 8.0),
     "reset link": (_reset_link, 4.0),
     "kill gateway": (_of(_gateway, _kill), 8.0),
+    "gateway loses power": (_of(_gateway, _lose_power), 8.0),
     "kill scheduler": (_of(_scheduler, _kill), 10.0),
     "restart gateway": (_of(_gateway, _restart), 12.0),
     "restart scheduler": (_of(_scheduler, _restart), 12.0),

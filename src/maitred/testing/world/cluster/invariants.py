@@ -176,9 +176,9 @@ def check_end(stage: ClusterStage) -> Iterator[str]:
 
 
 def _reason_in(line: bytes) -> str | None:
-    """Return the reason of the decision that a line of a log tells of, if there is one."""
-    decision = msgspec.json.decode(line).get("decision")
-    return None if decision is None else str(decision["reason"])
+    """Return the reason of the decision of admission that a line of a log tells of, if there is one."""
+    entry = msgspec.json.decode(line)
+    return str(entry["decision"]["reason"]) if entry["room"] == "admission" and "decision" in entry else None
 
 
 def _broken_stream(stage: ClusterStage, sent: Sent, gateway: LinkedProcess) -> Iterator[str]:

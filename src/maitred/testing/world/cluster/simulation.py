@@ -27,6 +27,8 @@ from maitred.testing.world.cluster.stage import ClusterStage
 from maitred.testing.world.simulation import Outcome
 
 _IDLE_SECS: Final = 5.0
+_FIRST_LEARNING_SECS: Final = 3.5
+"""By then the first leader has learned that there is nothing: before, nobody is granted anything."""
 _LOOK_SECS: Final = 0.5
 PROBE_SECS: Final = 5.0
 """How long a chat may take when all is mended, and the engines have nothing else to do."""
@@ -84,6 +86,7 @@ class ClusterSimulation:
         for processes in (stage.schedulers, stage.gateways):
             await asyncio.gather(*(process.start() for process in processes))
         stage.mended_at = stage.loop.micros
+        await asyncio.sleep(_FIRST_LEARNING_SECS)
         looking = stage.loop.create_task(self._look())
         troubles = [stage.loop.create_task(trouble) for trouble in chaos.troubles(stage, FAULTS)]
         await asyncio.gather(*(client.run() for client in stage.clients))

@@ -10,61 +10,71 @@ from maitred.testing.world.cluster.faults import FAULTS, OF_ENGINES
 from maitred.testing.world.cluster.scenario import ClusterScenario
 from maitred.testing.world.swarm import draw_link
 
-_KINDS: Final = ("flood", "flood", "stream", "stream", "polite", "sdk", "fickle", "pipeline")
-"""Kinds of clients; some come more often."""
+_KINDS: Final = ("stream", "stream", "polite", "polite", "sdk", "fickle", "pipeline")
+"""Kinds of clients beside floods; some come more often."""
+_COMMON_FAULTS: Final = (
+    *("reset link", "reset link", "cut link", "cut link", "pause gateway", "pause gateway", "gateway loses power"),
+    "gateway loses power",
+    *("pause scheduler", "kill scheduler", "cut from store"),
+)
+"""Kinds of faults that come more often: those of which a slot may be used twice."""
+_CLASSES: Final = ("interactive", "default", "bulk", "bulk")
 
 
 def draw_cluster(seed: int) -> ClusterScenario:
     """Return the scenario of a seed."""
     random = Random(f"{seed}/cluster")
-    num_engines = random.choice((1, 1, 1, 2, 3))
+    num_engines = random.choice((1, 1, 1, 2))
     slots = random.choice(("configured", "configured", "reported", "reported", "learned"))
     return ClusterScenario(
         seed=seed,
-        num_gateways=random.choice((1, 2, 3, 3, 4)),
-        num_schedulers=random.choice((1, 2, 2, 3)),
+        num_gateways=random.choice((2, 2, 3)),
+        num_schedulers=random.choice((1, 2, 2)),
         finds_by_store=random.random() < 0.5,
         degraded=random.choice(("wait", "wait", "closed")),
         degraded_after_secs=random.choice((2.0, 10.0)),
         clients=_draw_clients(random),
         num_engines=num_engines,
-        engine_limits=tuple(random.choice((2, 4, 8)) for _ in range(num_engines)),
-        step_ms=random.choice((8.0, 20.0, 50.0)),
+        engine_limits=tuple(random.choice((2, 3, 4)) for _ in range(num_engines)),
+        step_ms=random.choice((20.0, 50.0, 100.0)),
         hides_slots=slots == "learned",
         slots_per_backend=random.choice((2, 3, 4)) if slots == "configured" else None,
         retries_per_sec=random.choice((10.0, 0.1)),
         reserved_floor=random.choice((None, None, 1)),
         tenant_slots=random.choice((None, None, 2)),
-        queue_secs=random.choice((2.0, 5.0, 10.0)),
+        queue_secs=random.choice((5.0, 10.0)),
         policy=random.choice(("least-loaded", "power-of-two", "round-robin")),
         poll_secs=random.choice((1.0, 5.0)),
         keepalive_secs=random.choice((0.0, 0.0, 1.0)),
         faults=_draw_faults(random),
-        fault_secs=random.choice((10.0, 20.0)),
-        fault_pace=random.choice((3.0, 6.0)),
+        fault_secs=15.0,
+        fault_pace=random.choice((1.0, 2.0, 3.0)),
         link=draw_link(random, random.choice((200, 200, 2_000, 10_000))),
     )
 
 
 def _draw_clients(random: Random) -> tuple[ClientPlan, ...]:
-    """Return clients that ask for more than the engines can do, and for longer than faults last."""
-    kinds = random.sample(_KINDS, random.randint(2, 4))
-    return tuple(_draw_client(random, random.choice(kinds)) for _ in range(random.randint(4, 10)))
+    """Return clients of which some always wait for slots: floods of bulk, and chats that may take slots from them."""
+    floods = [_draw_client(random, "flood", "bulk", random.choice((6, 10))) for _ in range(random.randint(2, 4))]
+    chats = [_draw_client(random, random.choice(_KINDS), "interactive", 12) for _ in range(random.randint(1, 3))]
+    others = [_draw_client(random, random.choice(_KINDS), random.choice(_CLASSES), 6) for _ in range(random.randint(1, 4))]
+    return (*floods, *chats, *others)
 
 
-def _draw_client(random: Random, kind: str) -> ClientPlan:
+def _draw_client(random: Random, kind: str, priority: str, num_requests: int) -> ClientPlan:
     return ClientPlan(
         kind=kind,
-        num_requests=random.choice((4, 8, 12)),
-        priority=random.choice(("interactive", "default", "bulk", "bulk")),
+        num_requests=num_requests,
+        priority=priority,
         tenant=random.choice(("acme", "beta")),
-        max_tokens=random.choice((5, 20, 60, 120)),
+        max_tokens=random.choice((5, 20, 60) if kind == "flood" else (20, 60, 200)),
         think_secs=random.choice((0.01, 0.1, 0.3)),
     )
 
 
 def _draw_faults(random: Random) -> tuple[str, ...]:
     """Return kinds of faults. In half of the seeds engines are well: then nothing excuses a stream that breaks."""
-    of_cluster = random.sample(sorted(FAULTS.keys() - OF_ENGINES), random.choice((0, 3, 4, 5, 6, 8)))
+    kinds = [*sorted(FAULTS.keys() - OF_ENGINES), *_COMMON_FAULTS]
+    of_cluster = set(random.sample(kinds, random.choice((0, 3, 4, 5, 6))))
     others = random.sample(sorted(OF_ENGINES), random.choice((0, 0, 1)))
     return tuple(sorted([*of_cluster, *others]))
