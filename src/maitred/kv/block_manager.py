@@ -129,14 +129,17 @@ class BlockManager:
             opened = self._num_decodes - sum(self._openings_by_phase[end - size : phase])
         return opened if steps < size else opened + steps // size * self._num_decodes
 
-    def run_steps(self, steps: int) -> None:
-        """Make `steps` steps: the decoding sequences take the blocks that they open."""
-        self.free -= self._openings_by_phase[self._phase] if steps == 1 else self.decode_blocks(steps)
-        if self._num_opened:  # these are taken already
-            self.free += self._num_opened
+    def run_steps(self, steps: int) -> int:
+        """Make `steps` steps: the decoding sequences take the blocks that they open. Return how many these are, without those
+        that have been taken already."""
+        opened = self._openings_by_phase[self._phase] if steps == 1 else self.decode_blocks(steps)
+        if self._num_opened:
+            opened -= self._num_opened
             self._num_opened = 0
             self._opened_for.clear()
+        self.free -= opened
         self._phase = (self._phase + steps) % self.block_size
+        return opened
 
     def max_steps(self, limit: int) -> int:
         """Return the largest number of steps, at most `limit`, for which the blocks are free now."""

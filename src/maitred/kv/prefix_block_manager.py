@@ -86,11 +86,12 @@ class PrefixBlockManager(BlockManager):
         self.reserve(opened)
         self._num_opened += opened
 
-    def run_steps(self, steps: int) -> None:
-        opened = self.decode_blocks(steps) - self._num_opened
-        super().run_steps(steps)
-        self.cache.reserve(opened)
-        self._num_unassigned += opened
+    def run_steps(self, steps: int) -> int:
+        opened = super().run_steps(steps)
+        if opened:
+            self.cache.reserve(opened)
+            self._num_unassigned += opened
+        return opened
 
     def expect_continuation(self, seq: SequenceState, conversation_prefix: PrefixKeys) -> None:
         """Keep what `seq` computes, prompt and answer, for later requests that continue it."""
