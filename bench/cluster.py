@@ -25,6 +25,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import math
 import os
 import signal
 import statistics
@@ -127,7 +128,7 @@ def most_in_use(processes: Processes) -> int:
 def describe(load: Load, fault: Fault, since: float, until: float, most: int) -> str:
     chats = [one for one in load.sent if one.is_chat and one.at >= since]
     waits = [one.first_at - one.at for one in chats if one.first_at is not None]
-    quantiles = statistics.quantiles(waits, n=100)
+    quantiles = statistics.quantiles(waits, n=100) if len(waits) > 1 else [math.nan] * 99
     ended = [one for one in load.sent if not one.is_chat and one.is_whole and one.ended_at and since <= one.ended_at <= until]
     per_sec = len(ended) * BULK_TOKENS / (until - since)
     line = f"{quantiles[49] * 1e3:7.0f} {quantiles[98] * 1e3:8.0f} {per_sec:9.0f} {most:6}"
@@ -139,7 +140,7 @@ def describe_fault(fault: Fault, chats: list[Sent], failed: list[Sent]) -> str:
     beyond = [one for one in failed if one.port not in fault.ports]
     broken = sum(one.first_at is not None for one in beyond)
     after = [one for one in chats if one.first_at is not None and one.first_at >= fault.at]
-    again = min((one.first_at or 0) for one in after if one.at >= fault.at) - fault.at
+    again = min(((one.first_at or 0) for one in after if one.at >= fault.at), default=math.nan) - fault.at
     firsts = [fault.at, *sorted(one.first_at or 0 for one in after)]
     gap = max(later - earlier for earlier, later in pairwise(firsts))
     had = f"({len(failed) - len(beyond)} that the killed one had)"

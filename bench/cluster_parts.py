@@ -70,6 +70,7 @@ class LinkProxy:
             there, back = await asyncio.open_connection("127.0.0.1", self.scheduler_port)
             forth = asyncio.create_task(self._pump(owner, Cut.TO_SCHEDULER, reader, back))
             await asyncio.wait({forth, asyncio.create_task(self._pump(owner, Cut.TO_GATEWAY, there, writer))})
+        writer.close()
 
     async def _pump(self, owner: int, way: Cut, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
