@@ -65,6 +65,7 @@ class SchedulerHost:
         self._last_connection = 0
         self._timer = DeadlineTimer(self._on_due, self._clock)
         self._is_flush_due = False
+        self._loop = asyncio.get_running_loop()  # Kept, because in CPython 3.11 that is a system call.
         self._server: asyncio.Server | None = None
         self._path: str | None = None
         """That of the Unix socket, if it is one."""
@@ -180,7 +181,7 @@ class SchedulerHost:
         """Write what is to be said at the end of this turn of the loop."""
         if not self._is_flush_due:
             self._is_flush_due = True
-            asyncio.get_running_loop().call_soon(self._flush)
+            self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         self._is_flush_due = False

@@ -51,6 +51,7 @@ class LinkClient:
         self._clock, self._random = clock, random
         self._writer = LinkWriter()
         self._is_flush_due = False
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._timer = DeadlineTimer(self._on_due, clock)
         self._task: asyncio.Task[None] | None = None
         self._is_down = asyncio.Event()
@@ -173,7 +174,7 @@ class LinkClient:
         """Take bytes of a connection."""
         if transport is self._writer.transport:
             self._take(self.end.feed(data, self._clock.now()))
-            self._flush_soon()
+            self._flush()  # Most often nothing is to be said, and a turn of the loop would be in vain.
 
     def lost(self, transport: asyncio.WriteTransport | None) -> None:
         """Note that a connection is gone."""
@@ -223,7 +224,9 @@ class LinkClient:
     def _flush_soon(self) -> None:
         if not self._is_flush_due:
             self._is_flush_due = True
-            asyncio.get_running_loop().call_soon(self._flush)
+            # Kept, because in CPython 3.11 `get_running_loop` is a system call.
+            self._loop = self._loop or asyncio.get_running_loop()
+            self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         self._is_flush_due = False

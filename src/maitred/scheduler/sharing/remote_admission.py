@@ -64,7 +64,7 @@ class RemoteLease(SlotLease):
 
     def wait_anew(self) -> None:
         """Wait for another decision."""
-        self.granted = asyncio.get_running_loop().create_future()
+        self.granted = self.task.get_loop().create_future()
 
     def settle(self, decision: Decision) -> None:
         """Take the decision that is waited for."""
