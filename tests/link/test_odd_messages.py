@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import pytest
-from link_pair import DEFAULT, Pair
+from link_pair import DEFAULT, SECRET, Pair, nonce
 
-from maitred.scheduler.link.channel import ChannelLimits
+from maitred.scheduler.link.authentication import Side
+from maitred.scheduler.link.channel import Channel, ChannelLimits
 from maitred.scheduler.link.messages import (
     AnyMessage,
     EndProgram,
@@ -15,11 +17,13 @@ from maitred.scheduler.link.messages import (
     Grant,
     Hello,
     HelloPart,
+    LiveMemory,
     LiveRequest,
     Marked,
     Note,
     Outcome,
     OutcomeKind,
+    ProgramTerms,
     Progress,
     Release,
     RequestTerms,
@@ -46,6 +50,7 @@ def odd_terms(**said: object) -> Submit:
         odd_terms(sequences=0),
         odd_terms(sequences=HUGE),
         odd_terms(priority=math.inf),
+        odd_terms(priority=math.nan),
         odd_terms(slo_target=-1),
         Submit(-4, 1, TERMS),
         Submit(5, HUGE, TERMS),
@@ -69,15 +74,79 @@ def test_a_number_that_makes_no_sense_closes_the_link_and_nothing_has_changed(me
     assert p.submit("b", 1) == ["b 1 granted 0"]
 
 
-@pytest.mark.parametrize(
-    "message", [odd_terms(priority=math.nan), odd_terms(model=""), odd_terms(program="\x00"), Marked(2**60)]
-)
+@pytest.mark.parametrize("message", [odd_terms(program="\x00"), odd_terms(tenant="\n"), Marked(2**60)])
 def test_what_is_odd_and_harmless_is_taken(message: AnyMessage) -> None:
-    p = Pair(2, gateways=("a", "b"))
+    p = Pair(2, gateways=("a",))
     p.gateways["a"].report(message)  # type: ignore[arg-type]
     p.exchange()
 
-    assert p.submit("b", 1) == ["b 1 granted 0"]
+    assert p.held() == {"a": int(isinstance(message, Submit))}
+    assert p.submit("a", 6) == ["a 6 granted 0"]
+
+
+def test_a_model_without_a_name_is_refused_and_the_link_stays() -> None:
+    p = Pair(2, gateways=("a",))
+    p.gateways["a"].report(odd_terms(model=""))  # type: ignore[arg-type]
+    p.exchange()
+
+    assert p.held() == {"a": 0}
+    assert p.submit("a", 6) == ["a 6 granted 0"]
+
+
+class Peer:
+    """A peer that knows the secret, and says whatever a test wants, at a connection of its own."""
+
+    def __init__(self, p: Pair, connection: int = 99) -> None:
+        self._end, self._connection = p.end, connection
+        self._channel = Channel(Side.GATEWAY, SECRET, nonce(connection))
+        p.end.accept(connection, nonce(connection + 10**6), p.now)
+        self.say(p)
+
+    def say(self, p: Pair, *messages: AnyMessage) -> str | None:
+        """Say messages, and return why the link was closed, or None if it was not."""
+        for message in messages:
+            self._channel.say(message)
+        while up := self._channel.take_bytes():
+            p.end.feed(self._connection, up, p.now)
+            down = p.end.take_bytes(self._connection, p.now)
+            self._channel.feed(down + b"".join(cut.last_bytes for cut in p.end.take_cuts()))
+        p.end.check()
+        return self._channel.fault
+
+
+HELLO = Hello("a", "1", 1, [])
+HELD, STREAMING, WAITING = (LiveRequest(7, 1, s, 0, TERMS, 0) for s in (Standing.HELD, Standing.STREAMING, Standing.WAITING))
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [[[HELD, HELD]], [[HELD], [HELD]], [[WAITING, WAITING]], [[HELD], [WAITING]], [[WAITING, STREAMING]]],
+)
+def test_a_hello_that_names_a_request_twice_books_nothing(parts: Sequence[list[LiveRequest]]) -> None:
+    p = Pair(1, gateways=("b",))
+    told = Peer(p).say(p, *(HelloPart(requests, []) for requests in parts), HELLO)
+
+    assert told == "closed by the peer: Hello makes no sense: it names a request twice"
+    assert p.held() == {"b": 0}
+    assert p.submit("b", 0) == ["b 0 granted 0"]
+
+
+def test_a_hello_that_names_a_memory_twice_books_nothing() -> None:
+    p = Pair(1, gateways=("b",))
+    memory = LiveMemory(3, 0, ProgramTerms("m", "t", "p", "", DEFAULT, 1))
+    told = Peer(p).say(p, HelloPart([], [memory]), HelloPart([], [memory]), HELLO)
+
+    assert told == "closed by the peer: Hello makes no sense: it names a memory twice"
+    assert p.held() == {"b": 0}
+
+
+@pytest.mark.parametrize("standing", [Standing.HELD, Standing.STREAMING])
+def test_a_hello_with_a_slot_at_no_backend_books_nothing(standing: Standing) -> None:
+    p = Pair(1, gateways=("b",))
+    told = Peer(p).say(p, HelloPart([LiveRequest(7, 1, standing, 0, TERMS)], []), HELLO)
+
+    assert told == "closed by the peer: Hello makes no sense: a request holds a slot at no backend"
+    assert p.submit("b", 0) == ["b 0 granted 0"]
 
 
 def test_a_hello_with_a_backend_that_there_is_not_is_turned_away() -> None:
@@ -124,11 +193,19 @@ def test_a_hello_of_more_than_a_frame_comes_in_parts() -> None:
 
 
 def test_parts_of_a_hello_that_breaks_off_are_forgotten() -> None:
-    p = Pair(1)
-    live = LiveRequest(7, 1, Standing.HELD, 0, TERMS, 0, 0)
-    p.lose("a")
-    p.connect("a")
-    p.gateways["a"].report(HelloPart([live], []))  # type: ignore[arg-type]
-    p.gateways["a"].report(Hello("a", "1", 1, []))  # type: ignore[arg-type]
+    p = Pair(1, gateways=("b",))
+    Peer(p, 98).say(p, HelloPart([HELD], []))
+    p.end.lost(98, p.now)
 
-    assert p.exchange() == ["a closed: closed by the peer: HelloPart is out of place"]
+    assert Peer(p).say(p, HELLO) is None
+    assert p.held() == {"a": 0, "b": 0}
+    assert p.submit("b", 0) == ["b 0 granted 0"]
+
+
+@pytest.mark.parametrize("late", [HelloPart([HELD], []), HELLO])
+def test_a_hello_after_the_welcome_is_out_of_place(late: AnyMessage) -> None:
+    p = Pair(1, gateways=("b",))
+    told = Peer(p).say(p, HelloPart([HELD], []), HELLO, late)
+
+    assert told == f"closed by the peer: {type(late).__name__} is out of place"
+    assert p.held() == {"a": 1, "b": 0}

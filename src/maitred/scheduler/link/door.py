@@ -1,7 +1,8 @@
 """Door: which gateways a scheduler that leads welcomes.
 
-One with other backends is turned away: a grant names a backend by its number. One that the election does not name yet waits
-until it is named, and what it says meanwhile waits with its hello: the leader after this one must know for whose hello to wait.
+One with other backends is turned away: a grant names a backend by its number. So is one whose hello contradicts itself. One
+that the election does not name yet waits until it is named, and what it says meanwhile waits with its hello: the leader after
+this one must know for whose hello to wait.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from maitred.scheduler.link.connections import GatewayConnection
 from maitred.scheduler.link.gateway_books import GatewayId
-from maitred.scheduler.link.messages import AnyMessage, Hello
+from maitred.scheduler.link.messages import AnyMessage, Hello, Standing
 
 
 class Door:
@@ -29,8 +30,8 @@ class Door:
     def problem(self, hello: Hello) -> str | None:
         """Return in words why a gateway is turned away for good, or None."""
         ours, theirs = self.backends, hello.backends
-        if ours and any(live.backend >= len(ours) for live in hello.requests):
-            return "Hello makes no sense: a request is at a backend that there is not"
+        if contradiction := _contradiction(hello, len(ours) or None):
+            return f"Hello makes no sense: {contradiction}"
         if not ours or not theirs or theirs == [*ours]:
             return None
         missing, more = sorted({*ours} - {*theirs}), sorted({*theirs} - {*ours})
@@ -59,6 +60,23 @@ class Door:
 def waiting_gateway(link: GatewayConnection) -> GatewayId | None:
     """Return the gateway that waits at a connection, or None if none does."""
     return _id_of(link.early[0]) if link.early else None
+
+
+def _contradiction(hello: Hello, num_backends: int | None) -> str | None:
+    """Return in words what cannot be in a hello with all its parts, or None: the books would never be rid of it.
+    `num_backends`: how many there are, or None if that is not known."""
+    for what, numbers in (
+        ("request", [live.request for live in hello.requests]),
+        ("memory", [m.number for m in hello.memories]),
+    ):
+        if len({*numbers}) < len(numbers):
+            return f"it names a {what} twice"
+    at = [live.backend for live in hello.requests if live.standing is not Standing.WAITING]
+    if min(at, default=0) < 0:
+        return "a request holds a slot at no backend"
+    if num_backends is not None and max(at, default=-1) >= num_backends:
+        return "a request is at a backend that there is not"
+    return None
 
 
 def _id_of(hello: AnyMessage) -> GatewayId:
