@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from maitred.admission import AdmissionConfig
 from maitred.autoscaling import AUTOSCALERS, FleetState
 from maitred.core.errors import ConfigError
-from maitred.core.request import Request
+from maitred.core.request import PriorityClass, Request
 from maitred.core.units import SECOND
 from maitred.instance import InstanceConfig, LinearLatency
 from maitred.sim import ClusterConfig, Outcome, Results, simulate
@@ -77,6 +77,30 @@ def test_an_instance_drains_before_it_goes() -> None:
     assert {Outcome(each) for each in results.outcome} == {Outcome.COMPLETED}
     assert results.instances[1].held == results.finished[1]
     assert results.instances[1].serving == 5 * SECOND
+
+
+def test_the_delay_holds_from_the_beginning() -> None:
+    """One is in flight throughout, and one instance is wanted from the first look on, at 5 s: the others go at 20 s."""
+    cluster = ClusterConfig(
+        num_instances=4,
+        autoscaling=AutoscalingConfig(policy="in-flight(target=2)", interval_secs=5.0, scale_down_delay_secs=20.0),
+    )
+    results = simulate(requests((30, SECOND)), cluster, STEPS_OF_1_MS)
+    assert sorted(held(results))[-4:] == [20, 20, 20, 30]
+
+
+@pytest.mark.parametrize("policy", ["queue-depth(target=2)", "in-flight(target=4)"])
+def test_what_waits_for_admission_counts(policy: str) -> None:
+    """Slots follow the instances, so hardly any request waits in one: 10/s of 1 s each come to a batch of 4, and need three."""
+    admission = AdmissionConfig(mode="priority", on_overcommit="clamp")
+    jobs = [
+        Job(Request(id=i, arrival=i * TENTH, prompt_tokens=1, priority_class=PriorityClass.SYSTEM), 1000) for i in range(600)
+    ]
+    scaling = AutoscalingConfig(policy=policy, interval_secs=5.0, cold_start_secs=10.0)
+    four = InstanceConfig(latency=LinearLatency((1000, 0, 0)), max_num_seqs=4)
+    results = simulate(jobs, ClusterConfig(autoscaling=scaling), four, None, admission)
+    assert sum(each > 0 for each in held(results)) >= 3
+    assert (results.outcome[300:] == Outcome.COMPLETED).all()
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maitred.admission import AdmissionConfig
+from maitred.admission.terms.config import ClassConfig, ClassesConfig
 from maitred.core.contracts import Choice, FleetView
 from maitred.core.errors import ConfigError
-from maitred.core.request import Request
+from maitred.core.request import PriorityClass, Request
 from maitred.core.units import SECOND, from_seconds
 from maitred.instance import InstanceConfig, LinearLatency
 from maitred.report import Slo, summarise
@@ -119,7 +120,14 @@ def crowd(seed: int) -> Iterator[Job]:
     for i in range(60):
         tokens = draw.randrange(1, 90)
         prefix = GroupPrefixKeys(group=draw.randrange(1, 5), shared_tokens=tokens, owner=i, tokens=tokens)
-        request = Request(id=i, arrival=i * 300, prompt_tokens=tokens, prefix=prefix, stream=draw.random() < 0.5)
+        request = Request(
+            id=i,
+            arrival=i * 300,
+            prompt_tokens=tokens,
+            prefix=prefix,
+            stream=draw.random() < 0.5,
+            priority_class=draw.choice([*PriorityClass]),
+        )
         yield Job(request, draw.randrange(1, 40))
 
 
@@ -128,27 +136,73 @@ def crowd(seed: int) -> Iterator[Job]:
     seed=st.integers(0, 1000),
     mtbf=st.sampled_from([0.002, 0.01, 0.1]),
     mttr=st.sampled_from([0.001, 0.02]),
-    capacity=st.sampled_from([None, 5]),
+    admission=st.sampled_from(["off", "reported", "5 slots"]),
     caching=st.booleans(),
     slow=st.integers(0, 2),
 )
-def test_skipping_changes_nothing(seed: int, mtbf: float, mttr: float, capacity: int | None, caching: bool, slow: int) -> None:
+def test_skipping_changes_nothing(seed: int, mtbf: float, mttr: float, admission: str, caching: bool, slow: int) -> None:
     def run(**instance: Any) -> Results:
         config = InstanceConfig(
             latency=LinearLatency((100, 1, 10)), max_num_seqs=6, total_kv_blocks=40, enable_prefix_caching=caching, **instance
         )
         failures = FailureConfig(mtbf_secs=mtbf, mttr_secs=mttr, slow_instances=slow)
-        cluster = ClusterConfig(num_instances=3, capacity=capacity, failures=failures)
-        admission = AdmissionConfig(mode="priority", on_overcommit="clamp") if capacity else None
-        return simulate(crowd(seed), cluster, config, None, admission, seed=seed)
+        cluster = ClusterConfig(num_instances=3, capacity=5 if admission == "5 slots" else None, failures=failures)
+        classes = None if admission == "off" else AdmissionConfig(mode="priority", on_overcommit="clamp")
+        return simulate(crowd(seed), cluster, config, None, classes, seed=seed)
 
     skipped, stepped = run(), run(step_by_step=True)
+    assert outcomes(skipped).total() == 60
     for name in ("arrival", "first_token", "finished", "outcome", "instance", "retries", "output_tokens", "cached_tokens"):
         assert np.array_equal(getattr(skipped, name), getattr(stepped, name)), name
     assert skipped.end == stepped.end
     assert [(each.serving, each.down, each.busy, each.steps) for each in skipped.instances] == [
         (each.serving, each.down, each.busy, each.steps) for each in stepped.instances
     ]
+
+
+CLASSES = AdmissionConfig(mode="priority", on_overcommit="clamp")
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_each_request_ends_once_where_classes_preempt_the_lost_ones(seed: int) -> None:
+    """Failures take slots away while classes take them from each other."""
+    draw, at, jobs = Random(seed), 0, list[Job]()
+    for i in range(100):
+        at += from_seconds(draw.expovariate(60))
+        c, stream = draw.choice([*PriorityClass]), draw.random() < 0.7
+        jobs.append(Job(Request(id=i, arrival=at, prompt_tokens=10, stream=stream, priority_class=c), 20))
+    slow = InstanceConfig(latency=LinearLatency((20_000, 0, 0)), max_num_seqs=4)
+    cluster = ClusterConfig(num_instances=4, failures=FailureConfig(mtbf_secs=0.2, mttr_secs=0.1))
+    results = simulate(jobs, cluster, slow, None, CLASSES, seed=seed)
+    assert outcomes(results).total() == 100
+    assert (results.finished >= 0).all()
+
+
+def test_those_that_wait_get_no_slot_of_a_failed_instance() -> None:
+    """Two instances of one slot each run requests 0 and 1, and request 2 waits. The slot of the one that fails fails with it,
+    so request 2 waits for the other one."""
+    seed = next(each for each in range(50) if 3 * (drawn(each, 0, 1.0)[0] + 100_000) < drawn(each, 1, 1.0)[0])
+    (fails,) = drawn(seed, 0, 1.0)
+    one_slot = InstanceConfig(latency=LinearLatency((1000, 0, 0)), max_num_seqs=1)
+    steps = fails // 1000 + 100
+    cluster = ClusterConfig(num_instances=2, failures=FailureConfig(mtbf_secs=1.0, mttr_secs=1000.0))
+    # The highest class, since no slot is kept from it.
+    jobs = [
+        Job(Request(id=i, arrival=i, prompt_tokens=10, priority_class=PriorityClass.SYSTEM), output_tokens=steps)
+        for i in range(3)
+    ]
+    results = simulate(jobs, cluster, one_slot, None, CLASSES, seed=seed)
+    assert [Outcome(each).name for each in results.outcome] == ["FAILED", "COMPLETED", "COMPLETED"]
+    assert results.admitted[2] == results.finished[1]
+
+
+def test_those_that_wait_fail_one_by_one_where_slots_are_given_and_none_serves() -> None:
+    """The slot of each goes to the next one at once, however many there are."""
+    cluster = ClusterConfig(capacity=1, failures=FailureConfig(mtbf_secs=1.0, mttr_secs=1000.0))
+    queue = ClassConfig(queue_size=3000, queue_timeout_secs=1000.0)
+    admission = AdmissionConfig(mode="priority", on_overcommit="clamp", classes=ClassesConfig(default=queue))
+    results = simulate(regular(3000, 1, output=10**6), cluster, STEPS_OF_1_MS, None, admission)
+    assert outcomes(results) == {"FAILED": 3000}
 
 
 @pytest.mark.parametrize(

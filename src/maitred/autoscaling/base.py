@@ -19,9 +19,9 @@ class FleetState(msgspec.Struct, frozen=True, kw_only=True):
     starting: int
     """Instances that will serve when their cold start is over."""
     in_flight: int
-    """Requests at serving instances, waiting or running."""
+    """Requests that have arrived and not ended, except those at instances that drain."""
     waiting: int
-    """Those of them that wait in an instance."""
+    """Those of them that wait, for admission or in an instance."""
     running: int
     """Those of them that are in a batch."""
     slots: int

@@ -71,6 +71,10 @@ class AdmissionDriver:
         self._lifecycle: AdmissionLifecycle
         self.timeline_log: TimelineLog | None = None
         """Is told of the decisions, if it is not None."""
+        self._is_applying = False
+        """Whether decisions are being carried out."""
+        self._ended: list[tuple[RequestId, ReleaseReason]] = []
+        """Requests that have ended while decisions were carried out: they were admitted, and no instance serves."""
 
     def slots_of_instances(self, cluster: ClusterConfig, instance: InstanceConfig) -> Sequence[int] | None:
         """Return the slots of each instance, which it reports, or which are its equal share of the capacity, rounded up; None
@@ -111,6 +115,9 @@ class AdmissionDriver:
 
     def release(self, request_id: RequestId, end: ReleaseReason, now: Micros) -> None:
         """Report the end of a request, and carry out the decisions that follow, such as the admission of the next one."""
+        if self._is_applying:
+            self._ended.append((request_id, end))  # The next one may end likewise, and so on: a loop, where calls would nest.
+            return
         self._apply(self.core.release(request_id, end, now), now)
 
     def resize(self, capacity: int, now: Micros, lead: Lead) -> None:
@@ -128,6 +135,7 @@ class AdmissionDriver:
         """Carry out the decisions in their order, and then the decisions that follow from them; set the timer."""
         # The release of a victim is a later input of the core than the submit that asked for its slot, so the decisions that
         # follow from it come after the rest of this batch.
+        self._is_applying = True
         while decisions:
             after: list[Decision] = []
             for decision in decisions:
@@ -144,7 +152,11 @@ class AdmissionDriver:
                     self._lifecycle.finish(state, Outcome.REJECTED, now)
                 elif action is _PREEMPT:
                     after += self._preempt(state, now)
+            for request_id, end in self._ended:
+                after += self.core.release(request_id, end, now)
+            self._ended.clear()
             decisions = after
+        self._is_applying = False
         # Only an earlier deadline needs a new entry. A timer that fires too early finds nothing due and is set again, which is
         # cheaper than removing its entry whenever the request that it stands for is admitted.
         due = self.core.next_deadline()

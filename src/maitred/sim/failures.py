@@ -9,8 +9,9 @@ Each instance alternates between serving and being down. Both times are drawn fr
 (R. E. Barlow, F. Proschan, Mathematical Theory of Reliability, 1965.) The requests of a failed instance fare as behind a
 gateway. One whose client has seen nothing yet (no token of a streamed answer) is routed again at once and keeps its slot; it
 ends as FAILED where its client has seen a token, where `max_attempts` instances have been tried, and where no instance serves.
-Where the slots of admission are reported, they are
-those of the serving instances. What an instance would have emitted at the very instant of its failure is lost with it.
+Where the slots of admission are reported, they are those of the serving instances, so a request that comes while none serves
+waits in its queue. The slots shrink before the lost requests end: those that wait get none of a failed instance. What
+an instance would have emitted at the very instant of its failure is lost with it.
 
     t = 10.0 s   instance 1 fails. Request 7 waits in it, request 8 has streamed 20 tokens
                  7 goes to instance 0, where its prompt is computed anew; 8 ends as FAILED with 20 tokens
@@ -27,6 +28,7 @@ from random import Random
 from maitred.admission.terms.lead import NO_LEAD
 from maitred.compat.instance_rules import instance_rules
 from maitred.core.errors import ConfigError
+from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros, from_seconds
 from maitred.instance import InstanceConfig
 from maitred.programs import ProgramsConfig
@@ -36,6 +38,8 @@ from maitred.sim.event_queue import ArrivalFeed, EventQueue, SimEventKind
 from maitred.sim.fleet import SimulatedFleet
 from maitred.sim.lifecycle import InstanceLifecycle
 from maitred.sim.membership import InstanceState, Membership
+from maitred.sim.replica import Replica
+from maitred.sim.request_state import RequestStage, RequestState
 
 
 class Failures:
@@ -54,12 +58,15 @@ class Failures:
         config = cluster.failures
         assert config.mtbf_secs is not None
         self._means = {InstanceState.SERVING: config.mtbf_secs, InstanceState.DOWN: config.mttr_secs}
-        self.max_attempts = config.max_attempts
+        self._max_attempts = config.max_attempts
         self._fleet, self._driver = fleet, driver
         self._membership = fleet.membership = Membership(fleet.views)
         self._arrivals, self._event_queue = arrivals, event_queue
         self._streams = [Random(f"{seed}/failures/{replica.index}") for replica in fleet.replicas]
         self._lifecycle: InstanceLifecycle
+        self.lost: dict[RequestState, SequenceState | None] = {}
+        """What an instance held that has failed just now, with its sequences there, as long as nothing has become of it. A
+        request that is withdrawn for another reason is to be taken out."""
 
     def attach(self, lifecycle: InstanceLifecycle) -> None:
         """Set the object that carries out the effects of failures, and draw the first ones."""
@@ -76,11 +83,40 @@ class Failures:
         self._membership.enter(index, state, now)
         self._fleet.views = self._membership.serving
         self._schedule_end(index, state, now)
+        replica = self._fleet.replicas[index]
         if is_failing:
-            self._lifecycle.lose_instance(self._fleet.replicas[index], now)
+            self._empty(replica, now)
+        # Before any of its requests ends: their slots are gone with the instance, and no request that waits may take them.
         if self._driver is not None:
             slots = self._fleet.slots_of([view.index for view in self._membership.serving])
             self._driver.resize(slots, now, NO_LEAD)
+        if is_failing:
+            self._recover(replica, now)
+
+    def _empty(self, replica: Replica, now: Micros) -> None:
+        """Take all requests out of an instance that has failed."""
+        lost = [state for state in self._lifecycle.live.values() if state.replica is replica]
+        # Found before any is withdrawn, which may commit a step that ends others.
+        in_instance, instance = RequestStage.IN_INSTANCE, replica.instance
+        seqs = [instance.sequence(each.request.id) if each.stage is in_instance else None for each in lost]
+        for state in lost:
+            self._lifecycle.withdraw(state, now)
+        self._fleet.restart(replica)
+        self.lost = dict(zip(lost, seqs, strict=True))
+
+    def _recover(self, replica: Replica, now: Micros) -> None:
+        """Route the lost requests again whose clients have seen nothing, and end the others.
+
+        The slot of one that ends goes to others, for which admission may take back the slot of another lost one: that one has
+        left `lost` then."""
+        while self.lost:
+            state = next(iter(self.lost))
+            seq = self.lost.pop(state)
+            shown = state.request.stream and seq is not None and seq.first_token_at is not None and seq.first_token_at < now
+            if shown or state.attempts >= self._max_attempts:
+                self._lifecycle.fail(state, now, seq if shown else None, replica)
+            else:
+                self._lifecycle.route_again(state, now)
 
     def _schedule_end(self, index: int, state: InstanceState, now: Micros) -> None:
         """Draw how long the instance will be in `state`."""

@@ -2,7 +2,8 @@
 
 The policy is asked every `interval_secs`. More instances are wanted at once: first those that drain serve again, then others
 begin a cold start of `cold_start_secs` and come with empty caches. Fewer are wanted only if the policy has wanted no more for
-`scale_down_delay_secs` (the stabilisation window of Kubernetes' Horizontal Pod Autoscaler): first cold starts are broken off,
+`scale_down_delay_secs` (the stabilisation window of Kubernetes' Horizontal Pod Autoscaler), of which the size at the beginning
+is the first entry: first cold starts are broken off,
 then the instances with the fewest requests in flight drain. One that drains gets no more requests, works until its last one
 has ended, and is gone with it.
 
@@ -10,6 +11,9 @@ has ended, and is gone with it.
               |           ^___________|
               v
              OFF
+
+The policy counts what waits in admission as waiting and in flight: with slots that follow the instances, a queue in front of a
+small fleet is all that shows it to be small.
 
 GPUs are held, and paid, in all states but OFF. Where the slots of admission are reported, they are those of the serving
 instances.
@@ -67,7 +71,8 @@ class FleetScaler:
         self._delay = from_seconds(config.scale_down_delay_secs)
         self._ready_at: dict[int, Micros] = {}
         """When the cold start of each starting instance is over."""
-        self._wanted: deque[tuple[Micros, int]] = deque()
+        # The size at the beginning counts as wanted then, as that at the first look of Kubernetes' autoscaler does.
+        self._wanted: deque[tuple[Micros, int]] = deque([(0, cluster.num_instances)])
         """What the policy has wanted within the delay."""
         self._ttfts: list[Micros] = []
         self._lifecycle: RequestLifecycle
@@ -118,11 +123,12 @@ class FleetScaler:
             # SCALING comes after the turns of all instances, so steps that end now count.
             replica.instance.commit_ended_steps(now)
         ttfts, self._ttfts = self._ttfts, []
+        outside = len(self._lifecycle.live) - sum(replica.in_flight for replica in self._fleet.replicas)
         return FleetState(
             serving=len(serving),
             starting=len(self._ready_at),
-            in_flight=sum(replica.in_flight for replica in serving),
-            waiting=sum(replica.waiting for replica in serving),
+            in_flight=outside + sum(replica.in_flight for replica in serving),
+            waiting=outside + sum(replica.waiting for replica in serving),
             running=sum(replica.running for replica in serving),
             slots=self._fleet.slots_of([replica.index for replica in serving]),
             kv_usage=sum(replica.instance.kv_usage for replica in serving) / len(serving) if serving else 0.0,

@@ -33,8 +33,16 @@ class RequestLifecycle(Protocol):
 class InstanceLifecycle(RequestLifecycle, Protocol):
     """The effects of what happens to instances."""
 
-    def lose_instance(self, replica: Replica, now: Micros) -> None:
-        """Take all requests out of an instance that has failed, and route again those that may be."""
+    def withdraw(self, state: RequestState, now: Micros) -> None:
+        """Stop the work on a request. It has not ended by that."""
+        ...
+
+    def route_again(self, state: RequestState, now: Micros) -> None:
+        """Choose another instance for a request that has kept its slot."""
+        ...
+
+    def fail(self, state: RequestState, now: Micros, seq: SequenceState | None = None, replica: Replica | None = None) -> None:
+        """End a request that no instance will answer, or not to its end."""
         ...
 
 

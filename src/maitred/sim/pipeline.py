@@ -244,7 +244,7 @@ class Pipeline:
         if fleet.has_snapshots:
             fleet.refresh_views(now)
         if not fleet.views:
-            self._fail(state, now)
+            self.fail(state, now)
             return
         if self._disaggregation is None:
             replica = fleet.replicas[self._router.choose(request, fleet.candidates, now).instance]
@@ -317,6 +317,8 @@ class Pipeline:
 
     def withdraw(self, state: RequestState, now: Micros) -> None:
         """Stop the work on a request, and drop its output."""
+        if self._failures is not None:
+            self._failures.lost.pop(state, None)
         replica = state.replica
         if replica is not None and state.stage is _IN_INSTANCE:
             if replica is self._turn:
@@ -329,25 +331,13 @@ class Pipeline:
         self._detach(state, now)
         state.prefilled = None
 
-    def lose_instance(self, replica: Replica, now: Micros) -> None:
-        """Take all requests out of an instance that has failed, and route again those whose clients have seen nothing."""
-        lost = [state for state in self.live.values() if state.replica is replica]
-        # Found before any is withdrawn, which may commit a step that ends others.
-        seqs = [replica.instance.sequence(each.request.id) if each.stage is _IN_INSTANCE else None for each in lost]
-        for state in lost:
-            self.withdraw(state, now)
-        self._fleet.restart(replica)
-        assert self._failures is not None
-        for state, seq in zip(lost, seqs, strict=True):
-            shown = state.request.stream and seq is not None and seq.first_token_at is not None and seq.first_token_at < now
-            if shown or state.attempts >= self._failures.max_attempts:
-                self._fail(state, now, seq if shown else None, replica)
-            else:
-                state.attempts += 1
-                state.retries += 1
-                self._route(state, now)
+    def route_again(self, state: RequestState, now: Micros) -> None:
+        """Choose another instance for a request that has kept its slot."""
+        state.attempts += 1
+        state.retries += 1
+        self._route(state, now)
 
-    def _fail(self, state: RequestState, now: Micros, seq: SequenceState | None = None, replica: Replica | None = None) -> None:
+    def fail(self, state: RequestState, now: Micros, seq: SequenceState | None = None, replica: Replica | None = None) -> None:
         """End a request that no instance will answer, or not to its end."""
         self.finish(state, Outcome.FAILED, now, seq, replica)
         if self._admission is not None:
