@@ -207,6 +207,22 @@ def test_a_request_that_its_backend_fails_is_granted_another() -> None:
     run_on_sockets(scenario())
 
 
+def test_an_error_that_is_passed_on_is_no_success_of_its_backend() -> None:
+    """Without further attempts the error of a backend reaches the client, and its first byte the scheduler."""
+
+    async def fails(received: BackendRequest) -> None:
+        await received.send(b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 2\r\n\r\n{}")
+
+    async def scenario() -> None:
+        ejection = EjectionConfig(consecutive_failures=3, min_requests=1_000)
+        async with shared_world(Backend(fails), Backend(), ejection=ejection, max_attempts=1) as w:
+            statuses = [(await w.request(at=number % 2))[0] for number in range(24)]
+            assert 3 <= statuses.count(500) < 12
+            assert w.scheduler.fleet.backends[0].circuit.is_ejected
+
+    run_on_sockets(scenario())
+
+
 def test_a_backend_that_fails_the_requests_of_all_gateways_is_ejected_for_all() -> None:
     async def scenario() -> None:
         async def broken(received: BackendRequest) -> None:

@@ -130,11 +130,11 @@ class FleetPlacer(Placer):
         if attempt is None:
             return
         circuit = attempt.backend.circuit
-        circuit.num_answers += 1
-        if circuit.needs_attention:
-            if request.terms.stream:
+        if not attempt.has_failed:  # Else an error is passed on, for want of a better answer.
+            circuit.num_answers += 1
+            if circuit.needs_attention and request.terms.stream:
                 self._fleet.ejection.on_answer_begins(attempt)
-            else:
+            elif circuit.needs_attention:
                 self._fleet.ejection.on_success(attempt)
         attempt.backend.first_data_times.observe(now - attempt.sent_at)
         attempt.begin_answer(now)
@@ -150,6 +150,7 @@ class FleetPlacer(Placer):
             attempt = HostedAttempt(backend, Request(id=-1, arrival=now, prompt_tokens=0), self._task, now, _ignore)
         match outcome.kind:
             case OutcomeKind.FAILURE:
+                attempt.has_failed = True
                 self._fleet.ejection.on_failure(attempt, outcome.words)
             case OutcomeKind.BUSY:
                 self._fleet.ejection.on_busy(attempt)
