@@ -46,7 +46,7 @@ ELSEWHERE = {
     r"python tools/vllm/check_interface\.py .*": "tests/plugins/test_vllm_interface.py runs it on what was read of the wheel",
     r"python -m maitred\.plugins\.vllm .*": "tests/plugins/test_step_log.py runs it on recorded steps",
     r"python -m maitred\.testing\.world .*": "tests/testing/test_world_command.py runs it",
-    r"(maitred|python) .*(silicon\.py|published_routing\.py|aiconfigurator).*": "it needs the extra `silicon`; "
+    r"(maitred|python) .*(silicon\.py|published_\w+\.py|aiconfigurator).*": "it needs the extra `silicon`; "
     "tests/instance/catalogue/test_measured_kernels.py runs where it is installed",
     r"python bench/gateway\.py .*": "it compares with nginx and SMG, which need not be there",
     r"python tools/check_dashboard\.py": "it needs a Prometheus; tests/gateway/test_gateway_dashboard.py holds the dashboard "
@@ -70,6 +70,7 @@ SMALLER = [
     (r"maitred simulate .*--num-programs", "--num-requests 40"),
     (r"maitred compare", "--num-requests 60 --seeds 2 --jobs 1"),
     (r"maitred sweep", "--jobs 1"),
+    (r"maitred capacity .*planner\.yaml", "--max-requests 20 --max-instances 2"),
     (r"maitred capacity", "--num-requests 100 --tolerance 0.3 --jobs 1"),
     (r"python bench/policies\.py .*--by-length", "--policies fcfs sjf --max-requests 60"),
     (r"python bench/policies\.py", "--policies fcfs hrrn --max-requests 20 --kv-blocks 2000 --processes 1"),
@@ -119,6 +120,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "synthetic_trace.jsonl": conversation,
         "sessions_delta.jsonl.gz": gzip.compress((samples / "agentic_one_session.jsonl").read_bytes()),
         "maitred.yaml": _block("config.md", "yaml").encode(),
+        "planner.yaml": b"{instance: {enable_prefix_caching: true}, routing: {policy: cache-aware}}\n",
         "smg.yaml": b"classes: {bulk: {queue_size: 10}}\n",
         "A.yaml": fcfs,
         "B.yaml": fcfs.replace(b"fcfs", b"sjf"),
