@@ -176,7 +176,7 @@ async def served(engine: Engine, folder: Path, *flags: str, status: int = 0) -> 
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers in /proc")
-def test_a_worker_that_is_killed_under_load_loses_no_slot_and_over_admits_none(tmp_path: Path) -> None:
+def test_a_worker_that_ends_under_load_loses_no_slot_over_admits_none_and_leaves_its_clients_to_others(tmp_path: Path) -> None:
     async def scenario() -> None:
         engine = Engine()
         async with served(engine, tmp_path) as w:
@@ -215,6 +215,10 @@ def test_a_worker_that_is_killed_under_load_loses_no_slot_and_over_admits_none(t
             last = [asyncio.create_task(w.request()) for _ in range(12)]
             while engine.now < SLOTS:  # None of them was lost.
                 await asyncio.sleep(0.01)
+            os.kill(w.workers()[0], signal.SIGTERM)
+            await w.logged("shutting down: requests in flight")
+            async with asyncio.timeout(10):  # Less than its drain: the others accept what the system gives to its socket.
+                assert {(await w.request("/liveness", b"", "GET"))[0] for _ in range(20)} == {200}
             engine.open.set()
             assert {status for status, _ in await asyncio.gather(*last)} == {200}
             assert engine.most == SLOTS
@@ -457,10 +461,15 @@ def test_workers_are_told_which_of_them_serve(tmp_path: Path) -> None:
         async with asyncio.timeout(5):
             await first.heard(NoteKind.SERVING, 2)
         assert ["worker 1", "worker 2"] in named(first)
-        await second.link.close()
+        second.link.report(LinkNote(NoteKind.CLOSED, 0, b""))
         async with asyncio.timeout(5):
             await first.heard(NoteKind.SERVING, 3)
         assert named(first)[-1] == ["worker 1"]
+        second.link.report(LinkNote(NoteKind.READY, 0, b""))
+        await second.link.close()
+        async with asyncio.timeout(5):
+            await first.heard(NoteKind.SERVING, 5)
+        assert named(first)[-2:] == [["worker 1", "worker 2"], ["worker 1"]]
         await first.link.close()
         await parent.close()
 

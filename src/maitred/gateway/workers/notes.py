@@ -7,6 +7,7 @@ from the parent    RULES     the rules of admission in force
                    RECORD    it has a row of the recording
                    SERVING   the names of the workers that serve (`stand_in`)
 from a worker      READY     it serves
+                   CLOSED    it accepts no more connections, and lets its requests end
                    RELOAD    it uses these settings, or has said why not
                    COUNTS    what it has counted; every second, and when it is asked
                    PAGE      a question: a request for a page, and who sees it
@@ -29,6 +30,7 @@ class NoteKind(StrEnum):
     COUNTS = "counts"
     PAGE = "page"
     READY = "ready"
+    CLOSED = "closed"
     RECORD = "record"
     SERVING = "serving"
 

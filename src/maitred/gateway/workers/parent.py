@@ -206,6 +206,9 @@ class ParentGateway(Gateway):
                 self._serving.add(gateway)
                 self._tell_serving()
                 self.on_worker_ready(gateway[0])
+            case NoteKind.CLOSED:
+                self._serving.discard(gateway)
+                self._tell_serving()
             case NoteKind.RECORD if self._record is not None and self.host is not None:
                 self._record.on_note(gateway, note.number, note.payload, self.host.gateway_ids, self._clock.now())
 

@@ -6,13 +6,14 @@ all, and accepts from those of the workers that the parent does not name as serv
 
     worker 2 is killed     its link to the parent breaks; the parent names 1 and 3; both accept from the socket of 2 as well
     worker 2 stands still  likewise, when it has said nothing for a lease (3 s)
+    worker 2 is to end     it accepts no more and says so, long before its link breaks; likewise
     worker 2 serves again  the parent names 1, 2 and 3
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from maitred.wire.acceptor import Acceptor
 from maitred.wire.handshakes import TlsAcceptor
@@ -28,14 +29,15 @@ class StandIn:
         """`ports` are those of the other workers, by their names."""
         self._ports = ports
         self._server: ServerContext | None = None
+        self._on_closed: Callable[[], object] = lambda: None
         self._wanted: set[str] = set()
         self._acceptors: dict[str, list[Acceptor | TlsAcceptor]] = {}
         """What accepts for each worker that does not serve."""
         self._task: asyncio.Task[None] | None = None
 
-    def start(self, server: ServerContext) -> None:
-        """Accept for `server` from now on, which closes this when it accepts no more."""
-        self._server = server
+    def start(self, server: ServerContext, on_closed: Callable[[], object] = lambda: None) -> None:
+        """Accept for `server` from now on, which closes this when it accepts no more. Then `on_closed` is called."""
+        self._server, self._on_closed = server, on_closed
         server.acceptors.append(self)
 
     def follow(self, serving: Collection[str]) -> None:
@@ -51,6 +53,7 @@ class StandIn:
             self._stop(name)
         for port in (port for ports in self._ports.values() for port in ports):
             port.socket.close()
+        self._on_closed()
 
     async def _settle(self, server: ServerContext) -> None:
         while self._server is not None and (changed := self._wanted ^ self._acceptors.keys()):

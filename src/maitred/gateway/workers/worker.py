@@ -129,7 +129,7 @@ class WorkerGateway(Gateway):
 
     async def start(self, server: ServerContext) -> None:
         await super().start(server)
-        self.stand_in.start(server)
+        self.stand_in.start(server, self._say_closed)
         self._begin(self._tell_counts())
 
     async def stop(self) -> None:
@@ -141,6 +141,11 @@ class WorkerGateway(Gateway):
         """Tell the parent that connections are accepted, now or as soon as there is a link."""
         self._is_ready = True
         self.scheduler.link.report(LinkNote(NoteKind.READY, 0, b""))
+
+    def _say_closed(self) -> None:
+        """Tell the parent that no more connections are accepted; without a link it knows."""
+        self._is_ready = False
+        self.scheduler.link.report(LinkNote(NoteKind.CLOSED, 0, b""))
 
     def _on_opened(self) -> None:
         self._asked.ask_again()
