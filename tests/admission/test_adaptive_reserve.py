@@ -11,10 +11,11 @@ from admission_timeline import BULK, INTERACTIVE, Timeline
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.admission import Admission, AdmissionConfig, ReleaseReason, Ticket
+from maitred.admission import Admission, AdmissionConfig, ReleaseReason, Ticket, TicketState
 from maitred.admission.classes.adaptive_reserve import NUM_PERIODS, PERIOD, TOLERATED_WAIT, ArrivalNeeds
 from maitred.core.decisions import DecisionLog
-from maitred.core.units import MILLISECOND, SECOND, to_seconds
+from maitred.core.request import PriorityClass
+from maitred.core.units import MILLISECOND, SECOND, from_seconds, to_seconds
 from maitred.replay import replay
 
 ADAPTIVE = {"reserve": "adaptive", "on_preempt": "retry"}
@@ -166,6 +167,36 @@ def test_a_reload_keeps_what_is_known() -> None:
     assert w.held == 1
     w.t.reconfigure(w.now, None, interactive={"reserved_per_slot": 0.5, "can_preempt": True})
     assert w.held == 8 - w.t.of(INTERACTIVE).in_flight
+
+
+def next_core(busy: PriorityClass, age: float) -> Admission:
+    """Return a core of 8 slots, of which classes reserve 3, that takes over at 100 s: 5 bulk requests that hold slots, 5 that
+    wait, and one of the class that is `busy`, all `age` seconds old."""
+    config = msgspec.convert({"mode": "priority", **ADAPTIVE}, AdmissionConfig)
+    core = Admission(config, {"m": 8}, now=90 * SECOND)
+    adopted = [Ticket(number, "m", PriorityClass.BULK) for number in range(10)] + [Ticket(10, "m", busy)]
+    for ticket in adopted:
+        ticket.state = TicketState.STREAMING if ticket.id < 5 else TicketState.QUEUED
+        ticket.submitted_at = ticket.admitted_at = 100 * SECOND - from_seconds(age)
+    core.adopt(adopted, 100 * SECOND)
+    core.check()
+    return core
+
+
+def test_the_next_scheduler_of_a_busy_pool_keeps_nothing_free_for_classes_that_nobody_uses() -> None:
+    assert next_core(PriorityClass.BULK, 10.5).view("m").in_flight == 8
+    assert next_core(PriorityClass.BULK, 5).view("m").in_flight == 5
+    assert next_core(PriorityClass.SYSTEM, 10.5).view("m").in_flight == 8
+    interactive = next_core(PriorityClass.INTERACTIVE, 10.5)
+    assert (interactive.view("m").in_flight, interactive.view("m").classes[PriorityClass.INTERACTIVE].held) == (7, 1)
+
+
+def test_slots_are_kept_free_for_ten_seconds_after_an_adoption_though_no_other_request_comes() -> None:
+    core = next_core(PriorityClass.BULK, 1)
+    core.release(0, ReleaseReason.DRAINED, 108 * SECOND)
+    assert core.view("m").in_flight == 5
+    core.release(1, ReleaseReason.DRAINED, 110 * SECOND)
+    assert core.view("m").in_flight == 8
 
 
 @given(

@@ -268,6 +268,7 @@ class Admission:
             return self._record(inputs.Adopt.of(tickets, now), lambda: self.adopt(tickets, now))
         settled = self._coordinator.run_due_before_input(now)
         enlist(tickets, self._tickets, self._counters_of_model, self._pools.sequence_numbers)
+        self._pools.note_adopted(tickets)
         return [*settled, *self._renew(self._config, self._policy_gate, now)]
 
     def resize(self, pool: str, capacity: int, now: Micros, lead: Lead = NO_LEAD) -> Sequence[Decision]:

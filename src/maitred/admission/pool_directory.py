@@ -79,6 +79,13 @@ class PoolDirectory:
         for name in self.by_name.keys() & former.keys():
             self.by_name[name].inherit_from(former[name])
 
+    def note_adopted(self, tickets: Iterable[Ticket]) -> None:
+        """Note requests that another core has decided on, and that `reconfigure` is about to move into pools."""
+        for ticket in tickets:
+            pool = self.by_model[ticket.pool]
+            if isinstance(pool, ClassPool) and pool.reserve is not None:
+                pool.reserve.on_adopted(pool.rules.lane_of[ticket.priority_class], ticket.submitted_at)
+
     def resize(self, model: str, capacity: int, lead: Lead) -> SlotPool:
         """Set the slots of a model, known or new, and its lead among them. Return its pool, which is to be marked."""
         if model not in self._capacities:

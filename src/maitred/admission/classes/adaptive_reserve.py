@@ -20,6 +20,10 @@ kept, unless 20 arrivals are known before. A class without arrivals, in those 10
 request preempts, or waits for the next slot. The headroom is set anew at most once a second, as waiting requests are
 considered.
 
+Requests may have been taken over from another core (`adoption`), whose arrivals are not known here. Then the 10 s count from
+the submission of the oldest one, but for the classes that have requests among them: the next scheduler of a busy fleet does not
+keep slots free once more for classes that nobody uses.
+
 *Example.* 16 slots, 5 of them reserved for chats. All bulk is streamed, so nothing can be preempted, and a bulk request ends
 every 40 ms. Chats come every 300 ms. Each finds nothing missing and leaves 1. For half of them a slot is freed within 20 ms, so
 their need is 0, and that of the others is 1: one slot is kept free. If bulk is not streamed, each chat could preempt, and the
@@ -138,15 +142,26 @@ class AdaptiveReserve:
         """When a need becomes known, or a period ends."""
         self._review_at: Micros = 0
         self._began_at: Micros | None = None
-        """When the first request came."""
+        """When the first request came to this core."""
+        self._submitted_at: Micros | None = None
+        """When the oldest request was submitted that was adopted."""
+        self._adopted_lanes = [False for _ in LANES]
+        """The lanes of those that were adopted."""
 
     def inherit_from(self, previous: AdaptiveReserve) -> None:
         """Take over what is known of the arrivals, unless slots cost something else now."""
         if previous._slots.units_per_slot != self._slots.units_per_slot:
             return
         self._needs, self._began_at = previous._needs, previous._began_at
+        self._submitted_at, self._adopted_lanes = previous._submitted_at, previous._adopted_lanes
         self._missing_units, self._settle_at = previous._missing_units, previous._settle_at
         self._slots.headroom = previous._slots.headroom
+
+    def on_adopted(self, lane: int, submitted_at: Micros) -> None:
+        """Note a request that another core has let in."""
+        self._adopted_lanes[lane] = True
+        if self._submitted_at is None or submitted_at < self._submitted_at:
+            self._submitted_at = submitted_at
 
     def on_arrival(self, lane: int, units: int, now: Micros) -> None:
         """Note that a request has come that its tenant's limit does not hold back, before it takes a slot."""
@@ -188,11 +203,19 @@ class AdaptiveReserve:
             return
         self._review_at = now + REVIEW_INTERVAL
         self._settle(now)
-        is_new = self._began_at is None or now < self._began_at + LEARNING_TIME
+        if self._began_at is None and self._submitted_at is not None:
+            self._began_at = now
         self._slots.headroom = [
-            ALL_UNITS if is_new and needs.num_known < ENOUGH_ARRIVALS else self._headroom(lane, needs)
+            ALL_UNITS if self._is_new(lane, now) and needs.num_known < ENOUGH_ARRIVALS else self._headroom(lane, needs)
             for lane, needs in enumerate(self._needs)
         ]
+
+    def _is_new(self, lane: int, now: Micros) -> bool:
+        """Return whether a lane may have had no time yet for its arrivals."""
+        since = self._began_at
+        if since is not None and self._submitted_at is not None and not self._adopted_lanes[lane]:
+            since = min(since, self._submitted_at)
+        return since is None or now < since + LEARNING_TIME
 
     def _headroom(self, lane: int, needs: ArrivalNeeds) -> int:
         """Return the units to be kept free for a lane. That the lead is idle costs nothing."""
