@@ -14,6 +14,8 @@ from maitred.instance.throughput_limit import RequestMix, find_throughput_limit
 from maitred.report import Assessment, Slo, Targets, VerdictKind
 from maitred.report.utilisation import utilisation_lines
 from maitred.sim import ClusterConfig
+from maitred.sim.config import LimitChange
+from maitred.sim.fleet_config import FailureConfig, InstanceGroup
 
 EVEN = {"input_tokens": "normal:500,50", "output_tokens": "uniform:150,250"}
 
@@ -232,3 +234,42 @@ def test_rejected_requests_are_no_output() -> None:
     assert found.output_rate is not None
     assert found.output_limit is not None
     assert found.output_rate < found.output_limit
+
+
+def test_the_batch_of_each_instance_is_a_share_of_its_own_limit() -> None:
+    """Four sequences fit into the first instance and 64 into the other, which both are full."""
+    cluster = ClusterConfig(groups=[InstanceGroup(max_num_seqs=4), InstanceGroup(max_num_seqs=64)])
+    used = assess(60, cluster=cluster).utilisation
+    assert used.batch is not None
+    assert 0.8 < used.batch <= 1
+
+
+def test_the_batch_is_a_share_of_the_limit_of_its_time() -> None:
+    """From 1 s on 64 fit where 4 did."""
+    cluster = ClusterConfig(limit_changes=[LimitChange(at_secs=1.0, max_num_seqs=64)])
+    used = assess(60, cluster=cluster, instance=InstanceConfig(flavour="vllm", max_num_seqs=4)).utilisation
+    assert used.batch is not None
+    assert 0.8 < used.batch <= 1
+
+
+def test_the_room_of_each_instance_is_its_own() -> None:
+    """Eight requests of 33 blocks fill the second instance, by its limit of sequences and nearly by its 270 blocks."""
+    small = InstanceGroup(max_num_seqs=8, total_kv_blocks=270)
+    cluster = ClusterConfig(groups=[InstanceGroup(max_num_seqs=100, total_kv_blocks=9_000), small])
+    assert text(assess(300, cluster=cluster, input_tokens="500", output_tokens="17"), VerdictKind.KV) == ""
+
+
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        ClusterConfig(num_instances=2, failures=FailureConfig(slow_instances=1, slow_factor=10.0)),
+        ClusterConfig(groups=[InstanceGroup(), InstanceGroup(latency_scale=10.0)]),
+    ],
+)
+def test_slow_instances_are_no_prefill(cluster: ClusterConfig) -> None:
+    assert text(assess(8, 300, cluster=cluster, input_tokens="50"), VerdictKind.PREFILL) == ""
+
+
+def test_prefill_that_starves_one_kind_of_instances_is_told() -> None:
+    cluster = ClusterConfig(groups=[InstanceGroup(max_num_batched_tokens=64), InstanceGroup(max_num_batched_tokens=8_192)])
+    assert "a gap between tokens took" in text(assess(16, 600, cluster=cluster, **LONG), VerdictKind.PREFILL)

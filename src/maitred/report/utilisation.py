@@ -3,7 +3,7 @@
 "Busy" says little: an instance with one request is as busy as one with a full batch. So there are four figures:
 
     with work    the share of the time in which steps ran
-    batch        running sequences as a share of `max_num_seqs`, while any ran
+    batch        running sequences as a share of the `max_num_seqs` of their instance, while any ran
     KV           used KV blocks as a share of all, while any sequence ran, and the largest share in any sample
     of the limit output tokens per second of the whole run, as the table has them, as a share of what the latency model can make
                  of this traffic with full batches (`instance/throughput_limit.py`)
@@ -33,6 +33,7 @@ from typing import Final
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from maitred.core.units import SECOND
 from maitred.instance import InstanceConfig
@@ -121,7 +122,7 @@ def measure_utilisation(results: Results, summary: Summary, setup: RunSetup, ser
     rate = None if follows else arrival_rate(samples)
     return Utilisation(
         with_work=with_work,
-        batch=float(samples.running[running].mean() / instance.max_num_seqs) if running.any() else None,
+        batch=float((samples.running / batch_limits(samples, setup))[running].mean()) if running.any() else None,
         kv=float(kv[running].mean()) if running.any() else None,
         kv_peak=float(kv.max()),
         arrival_rate=rate,
@@ -133,6 +134,16 @@ def measure_utilisation(results: Results, summary: Summary, setup: RunSetup, ser
         output_rate=summary.per_second(summary.total.output_tokens),
         output_limit=None if mix is None or limit is None else limit * mix.output,
     )
+
+
+def batch_limits(samples: Samples, setup: RunSetup) -> NDArray[np.int64]:
+    """Return the sequences that run at most, of each instance (column) at each sample (row)."""
+    cluster = section_of(setup, ClusterConfig)
+    each = [config.max_num_seqs for config in cluster.instance_configs(section_of(setup, InstanceConfig))]
+    limits = np.tile(np.array(each, dtype=np.int64), (len(samples.at), 1))
+    for change in sorted(cluster.limit_changes, key=lambda change: change.at_secs):
+        limits[samples.at >= change.at_secs * SECOND] = change.max_num_seqs
+    return limits
 
 
 def last_arrival(samples: Samples) -> int:

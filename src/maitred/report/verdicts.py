@@ -11,8 +11,8 @@ A verdict says what is wrong, by a rule that looks at the figures of this run al
     KV is the bottleneck   In a quarter of the samples of instances with work, requests waited while the batch had room for one
                            more sequence, and the free blocks held no more than 5 % of the memory or the mean prompt. Or the KV
                            preemptions were a tenth of the completed requests.
-    prefill starves decode The mean gap between tokens was twice what a step of the same batch takes without prompts, or more.
-                           Not said where preemptions (1 % of the requests) make gaps of their own.
+    prefill starves decode At one kind of instances the mean gap between tokens was twice what a step of the same batch takes
+                           without prompts, or more. Not said where preemptions (1 % of the requests) make gaps of their own.
     a class starves        Among the classes (or tenants) of 20 requests or more, its median TTFT was 10 times that of the best
                            one, and beyond its target (2 s without one); or a fifth of its requests did not complete, where the
                            best one lost at most 2 %.
@@ -26,7 +26,7 @@ requests grow by 19 per second, so the fifths of the second half rise, by 19/60 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Final
 
@@ -35,8 +35,10 @@ import numpy as np
 from rich.console import Console
 
 from maitred.core.contracts import BatchShape
+from maitred.core.histogram import QuantileSketch
 from maitred.core.units import SECOND, Micros, to_ms
 from maitred.instance import InstanceConfig
+from maitred.instance.throughput_limit import RequestMix
 from maitred.report.breakdown import By
 from maitred.report.costs import RunCosts, cost_lines, find_costs
 from maitred.report.latencies import Times
@@ -48,7 +50,14 @@ from maitred.report.steady_state import MSER, SteadyState, Warmup, find_steady_s
 from maitred.report.steady_table import print_steady_state, slowdown_lines
 from maitred.report.summary import GroupSummary, Summary
 from maitred.report.table import format_number, print_summary
-from maitred.report.utilisation import Utilisation, last_arrival, mean_request, measure_utilisation, utilisation_lines
+from maitred.report.utilisation import (
+    Utilisation,
+    batch_limits,
+    last_arrival,
+    mean_request,
+    measure_utilisation,
+    utilisation_lines,
+)
 from maitred.sim import ClusterConfig, Outcome, Results, Samples
 
 ENOUGH_FOR_P99: Final = 299
@@ -144,8 +153,8 @@ def find_verdicts(results: Results, summary: Summary, setup: RunSetup) -> Iterat
     if samples is not None and len(samples.at) > _LEAST_SAMPLES:
         yield from _diverges(samples)
         if not setup.measured:
-            yield from _kv_bound(samples, summary, section_of(setup, InstanceConfig))
-            yield from _prefill_bound(samples, summary, setup)
+            yield from _kv_bound(samples, summary, setup)
+            yield from _prefill_bound(results, samples, summary, setup)
     yield from _starves(summary)
     yield from _refused(results, summary.total, setup)
     yield from _too_few(summary)
@@ -207,19 +216,21 @@ def _diverges(samples: Samples) -> Iterator[Verdict]:
     )
 
 
-def _kv_bound(samples: Samples, summary: Summary, instance: InstanceConfig) -> Iterator[Verdict]:
-    total, mix = samples.total_blocks, mean_request(summary.total)
-    prompt = 0.0 if mix is None else mix.prompt / instance.block_size_in_tokens
-    free = total - samples.blocks_used
+def _kv_bound(samples: Samples, summary: Summary, setup: RunSetup) -> Iterator[Verdict]:
+    total, mix, configs = samples.total_blocks, mean_request(summary.total), _configs(setup)
+    # In the unit of the samples, which show the blocks of smaller instances in proportion to those of the largest.
+    sizes = np.array([each.kv_blocks * each.block_size_in_tokens for each in configs])
+    prompt = (0.0 if mix is None else mix.prompt) * total / sizes
+    free, limits = total - samples.blocks_used, batch_limits(samples, setup)
     has_work = (samples.running > 0) | (samples.waiting > 0)
-    has_room = samples.running < instance.max_num_seqs
-    stuck = (samples.waiting > 0) & (samples.running > 0) & has_room & (free <= max(_FULL * total, prompt))
+    has_room = samples.running < limits
+    stuck = (samples.waiting > 0) & (samples.running > 0) & has_room & (free <= np.maximum(_FULL * total, prompt))
     share = float(stuck.sum() / has_work.sum()) if has_work.any() else 0.0
     preemptions = summary.total.preemptions
     if share < _OFTEN and preemptions < max(_MANY_PREEMPTIONS * summary.total.completed, 1):
         return
     running = (
-        f" with {samples.running[stuck].mean():,.0f} of {instance.max_num_seqs:,} sequences running" if stuck.any() else ""
+        f" with {samples.running[stuck].mean():,.0f} of {limits[stuck].mean():,.0f} sequences running" if stuck.any() else ""
     )
     yield Verdict(
         VerdictKind.KV,
@@ -228,25 +239,49 @@ def _kv_bound(samples: Samples, summary: Summary, instance: InstanceConfig) -> I
     )
 
 
-def _prefill_bound(samples: Samples, summary: Summary, setup: RunSetup) -> Iterator[Verdict]:
-    gaps, mix = summary.all_instances.itl, mean_request(summary.total)
-    running = samples.running[samples.running > 0].astype(np.float64)
+def _configs(setup: RunSetup) -> list[InstanceConfig]:
+    """Return the configuration of each instance by its index; equal ones are one object."""
+    return section_of(setup, ClusterConfig).instance_configs(section_of(setup, InstanceConfig))
+
+
+def _prefill_bound(results: Results, samples: Samples, summary: Summary, setup: RunSetup) -> Iterator[Verdict]:
+    mix = mean_request(summary.total)
     many = summary.total.preemptions > _SOME_PREEMPTIONS * summary.total.arrived
-    if gaps is None or mix is None or not len(running) or many or section_of(setup, ClusterConfig).disaggregation:
+    if mix is None or many or section_of(setup, ClusterConfig).disaggregation:
         return
-    latency = section_of(setup, InstanceConfig).latency_model()
-    # A batch counts as often as it has tokens, because every token of it has a gap.
-    batch = round(float((running**2).sum() / running.sum()))
-    alone = latency.step_time(BatchShape(batch, round(batch * (mix.prompt + mix.output / 2))))
-    gap = gaps.mean - latency.overheads.per_output_token
-    if gap < _SLOWED * alone:
+    # Each kind of instances by itself: a mean over all is that of the slow ones, which hold most of the requests.
+    kinds: dict[int, list[int]] = {}
+    configs = _configs(setup)
+    for index, config in enumerate(configs):
+        kinds.setdefault(id(config), []).append(index)
+    found = [_gap_and_step(results, samples, mix, configs[indices[0]], indices) for indices in kinds.values()]
+    slowed = [pair for pair in found if pair is not None and pair[0] >= _SLOWED * pair[1]]
+    if not slowed:
         return
+    gap, alone = max(slowed, key=lambda pair: pair[0] / pair[1])
     yield Verdict(
         VerdictKind.PREFILL,
         f"Prefill starves decode: a gap between tokens took {format_number(to_ms(gap))} ms on average, and a step of the same "
         f"batch takes {format_number(to_ms(alone))} ms without prompts. Smaller chunks (max_num_batched_tokens, "
         "long_prefill_token_threshold), more instances, or prefill instances of their own would help.",
     )
+
+
+def _gap_and_step(
+    results: Results, samples: Samples, mix: RequestMix, config: InstanceConfig, indices: Sequence[int]
+) -> tuple[float, float] | None:
+    """Return the mean gap between tokens of these equal instances, and the time of a step of their mean batch without prompts,
+    in µs; None if they had no gaps."""
+    gaps, running = QuantileSketch(), samples.running[:, indices].astype(np.float64)
+    for index in indices:
+        gaps.merge(results.instances[index].itl)
+    if not gaps.count or not running.any():
+        return None
+    latency = config.latency_model()
+    # A batch counts as often as it has tokens, because every token of it has a gap.
+    batch = round(float((running**2).sum() / running.sum()))
+    alone = latency.step_time(BatchShape(batch, round(batch * (mix.prompt + mix.output / 2))))
+    return gaps.mean - latency.overheads.per_output_token, alone
 
 
 def _starves(summary: Summary) -> Iterator[Verdict]:
