@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 
 import maitred
+from maitred.core.errors import ConfigError
 from maitred.core.request import Request
 from maitred.instance import InstanceConfig, LinearLatency
 from maitred.instance.catalogue import find_hardware, hardware_names
-from maitred.report.costs import cost_lines, find_costs
+from maitred.report.costs import cost_lines, cost_warnings, find_costs
 from maitred.sim import ClusterConfig
 from maitred.sim.fleet_config import CostConfig, InstanceGroup
+from maitred.sim.instance_groups import resolve_fleet
 from maitred.workload import Job
 
 ENGINE = InstanceConfig(model="llama-3.1-8b", latency=LinearLatency((10_000, 0, 0)))
@@ -89,3 +91,25 @@ def test_every_kind_of_gpu_has_a_published_power_limit() -> None:
 def test_a_wrong_value_is_named(keys: dict[str, Any], what: str) -> None:
     with pytest.raises(ValueError, match=what):
         CostConfig(**keys)
+
+
+@pytest.mark.parametrize(
+    ("costs", "model", "what"),
+    [
+        ({"grid_gco2_per_kwh": 400.0}, None, "costs.grid_gco2_per_kwh has no effect without a model or costs.gpu_watts"),
+        ({"pue": 1.2}, None, "costs.pue has no effect without a model or costs.gpu_watts"),
+        ({"price_per_gpu_hour": {"L40S": 1.0}}, "llama-3.1-8b", "costs.price_per_gpu_hour has no price of H100"),
+        ({"grid_gco2_per_kwh": 400.0, "gpu_watts": 300.0}, None, ""),
+        ({"price_per_gpu_hour": {"nvidia h100": 1.0, "L40S": 1.0}, "pue": 1.2}, "llama-3.1-8b", ""),
+    ],
+)
+def test_keys_without_effect_warn(costs: dict[str, Any], model: str | None, what: str) -> None:
+    cluster, instance = resolve_fleet(ClusterConfig(costs=CostConfig(**costs)), InstanceConfig(model=model))
+    found = [*cost_warnings(cluster, instance)]
+    assert [each[: len(what)] for each in found] == ([what] if what else [])
+
+
+@pytest.mark.parametrize("groups", [[], [InstanceGroup()]])
+def test_a_price_of_a_gpu_that_there_is_not_is_an_error(groups: list[InstanceGroup]) -> None:
+    with pytest.raises(ConfigError, match=r"cluster.costs.price_per_gpu_hour: unknown hardware 'H10O'.*H100"):
+        resolve_fleet(ClusterConfig(groups=groups, costs=CostConfig(price_per_gpu_hour={"H10O": 1.0})), ENGINE)

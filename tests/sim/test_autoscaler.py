@@ -173,3 +173,20 @@ def test_wrong_settings_are_named() -> None:
     with pytest.raises(ConfigError, match="autoscaling is not simulated with failures"):
         simulate((), both)
     assert [*AutoscalingConfig(max_instances=3).warnings()] == ["autoscaling.max_instances has no effect without policy"]
+    slow = ClusterConfig(autoscaling=AutoscalingConfig(policy="in-flight"), failures=FailureConfig(slow_instances=1))
+    with pytest.raises(ConfigError, match="autoscaling is not simulated with slow instances"):
+        simulate((), slow)
+
+
+@pytest.mark.parametrize(
+    ("policy", "what"),
+    [
+        ("in-flight(target=1e-320)", "target must be from 0.001 to 1,000,000,000"),
+        ("kv-usage(target=1.5)", "target must be from 0.001 to 1,"),
+        ("queue-depth(low=0)", "low must be from 0.001 to 1,"),
+        ("slo-attainment(attainment=95)", "attainment must be from 0.001 to 1,"),
+    ],
+)
+def test_targets_that_no_fleet_could_keep_are_an_error(policy: str, what: str) -> None:
+    with pytest.raises(ConfigError, match=what):
+        simulate(requests((100, TENTH)), ClusterConfig(autoscaling=AutoscalingConfig(policy=policy)))

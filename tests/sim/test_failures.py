@@ -209,6 +209,8 @@ def test_those_that_wait_fail_one_by_one_where_slots_are_given_and_none_serves()
     ("section", "what"),
     [
         ({"mtbf_secs": 0.0}, "mtbf_secs must be from"),
+        ({"mtbf_secs": 1e-6}, "mtbf_secs must be from 0.001 to"),
+        ({"mtbf_secs": 1.0, "mttr_secs": 1e-6}, "mttr_secs must be from 0.001 to"),
         ({"mttr_secs": -1.0}, "mttr_secs must be from"),
         ({"max_attempts": 0}, "max_attempts must be from 1"),
         ({"slow_factor": 0.5}, "slow_factor must be from 1"),
@@ -223,6 +225,13 @@ def test_a_wrong_value_is_named(section: dict[str, Any], what: str) -> None:
 def test_more_slow_instances_than_there_are_is_an_error() -> None:
     with pytest.raises(ValueError, match="slow_instances 2 are more than num_instances 1"):
         ClusterConfig(failures=FailureConfig(slow_instances=2))
+
+
+@pytest.mark.parametrize("instance", [InstanceConfig(latency_scale=100.0), InstanceConfig()])
+def test_instances_that_are_too_slow_are_an_error(instance: InstanceConfig) -> None:
+    cluster = ClusterConfig(failures=FailureConfig(slow_instances=1, slow_factor=1e6))
+    with pytest.raises(ConfigError, match="slow_factor: slow instances: latency_scale"):
+        simulate((), cluster, instance)
 
 
 def test_what_failures_do_not_go_with_is_an_error() -> None:

@@ -17,7 +17,7 @@ from maitred.instance.catalogue import resolve_instance
 from maitred.routing import RoutingConfig
 from maitred.sim import ClusterConfig, Results, simulate
 from maitred.sim.fleet_config import FailureConfig, InstanceGroup
-from maitred.sim.instance_groups import resolve_fleet, with_weights
+from maitred.sim.instance_groups import resolve_fleet, weight_warnings, with_weights
 from maitred.study.capacity import capacity
 from maitred.workload import Job
 
@@ -140,3 +140,17 @@ def test_weights_that_nothing_reads_are_a_warning() -> None:
     ]
     with pytest.raises(ValueError, match="weights: a weight must be a number above 0, not 0"):
         RoutingConfig(weights=(0.0,))
+
+
+@pytest.mark.parametrize(
+    ("weights", "what"),
+    [
+        ((), []),
+        ((1.0, 2.0, 3.0), []),
+        ((1.0, 2.0), ["routing.weights has 2 weights for 3 instances: those beyond weigh 1"]),
+        ((1.0,) * 5, ["routing.weights has 5 weights for 3 instances: the last 2 have no effect"]),
+    ],
+)
+def test_weights_for_other_instances_than_there_are_warn(weights: tuple[float, ...], what: list[str]) -> None:
+    routing = RoutingConfig(policy="weighted-least-loaded", weights=weights)
+    assert [*weight_warnings(routing, ClusterConfig(num_instances=3))] == what

@@ -23,6 +23,8 @@ from maitred.core.units import MILLISECOND
 _TOLERANCE = 0.1
 _GROWTH = 1.25
 """Factor by which a fleet grows that misses its SLO."""
+_LEAST, _MOST = 0.001, 1e9
+"""Bounds of targets."""
 
 
 @AUTOSCALERS.register("in-flight")
@@ -32,8 +34,8 @@ class InFlightTarget:
     about = AutoscalerInfo(summary="`target` requests in flight for each instance", reads="requests in flight")
 
     def __init__(self, target: float = 32.0) -> None:
-        """Raises ValueError for a target that is not above 0."""
-        self._target = _positive("target", target)
+        """Raises ValueError for a target outside its bounds."""
+        self._target = _target("target", target)
 
     def desired(self, state: FleetState) -> int:
         return _by_ratio(state.size, state.in_flight / (state.size * self._target) if state.size else 1.0)
@@ -46,8 +48,8 @@ class KvUsageTarget:
     about = AutoscalerInfo(summary="KV blocks used to the share `target`", reads="KV usage")
 
     def __init__(self, target: float = 0.6) -> None:
-        """Raises ValueError for a target that is not above 0."""
-        self._target = _positive("target", target)
+        """Raises ValueError for a target outside its bounds."""
+        self._target = _share("target", target)
 
     def desired(self, state: FleetState) -> int:
         # Those that start have no KV in use, and will share what there is.
@@ -65,8 +67,8 @@ class QueueDepth:
     )
 
     def __init__(self, target: float = 4.0, low: float = 0.6) -> None:
-        """Raises ValueError for a number that is not above 0."""
-        self._target, self._low = _positive("target", target), _positive("low", low)
+        """Raises ValueError for a number outside its bounds."""
+        self._target, self._low = _target("target", target), _share("low", low)
 
     def desired(self, state: FleetState) -> int:
         if state.waiting > self._target * state.size:
@@ -84,9 +86,9 @@ class SloAttainment:
     )
 
     def __init__(self, ttft_ms: float = 2000.0, attainment: float = 0.95, low: float = 0.6) -> None:
-        """Raises ValueError for a number that is not above 0."""
-        self._limit = _positive("ttft_ms", ttft_ms) * MILLISECOND
-        self._attainment, self._low = _positive("attainment", attainment), _positive("low", low)
+        """Raises ValueError for a number outside its bounds."""
+        self._limit = _target("ttft_ms", ttft_ms) * MILLISECOND
+        self._attainment, self._low = _share("attainment", attainment), _share("low", low)
 
     def desired(self, state: FleetState) -> int:
         in_time = sum(ttft <= self._limit for ttft in state.ttfts)
@@ -107,7 +109,13 @@ def _has_room(state: FleetState, low: float) -> bool:
     return not state.starting and not state.waiting and state.running < low * fewer
 
 
-def _positive(name: str, value: float) -> float:
-    if not value > 0:
-        raise ValueError(f"{name} must be above 0, not {value:g}")
+def _target(name: str, value: float, most: float = _MOST) -> float:
+    """Return a target. Raises ValueError for one that no fleet could keep."""
+    if not _LEAST <= value <= most:
+        raise ValueError(f"{name} must be from {_LEAST:g} to {most:,.0f}, not {value:g}")
     return value
+
+
+def _share(name: str, value: float) -> float:
+    """Return a share. Raises ValueError for one that is none."""
+    return _target(name, value, 1.0)

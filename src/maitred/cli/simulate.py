@@ -89,6 +89,7 @@ def run(flags: SimulateFlags) -> None:
     """
     from maitred.core.decisions import DecisionLog
     from maitred.report import By, StreamingSummary, assess, fitness, summarise
+    from maitred.report.costs import cost_warnings
     from maitred.sim import simulate
     from maitred.workload.load import as_flag, build_jobs, open_load_trace, read_workload_spec
 
@@ -97,7 +98,8 @@ def run(flags: SimulateFlags) -> None:
     flags = _with_some_workload(flags, config)
     load, workload = flags.load, read_workload_spec(flags.load, as_flag)
     weights, warmup = flags.weights, flags.warmup_rule
-    print_warnings([*_warnings(flags, stated), *config.instance.step_time_warnings(), *short_horizon(flags)])
+    about_fleet = *config.instance.step_time_warnings(), *cost_warnings(config.cluster, config.instance)
+    print_warnings([*_warnings(flags, stated), *about_fleet, *short_horizon(flags)])
     with exit_on_signals(), ExitStack() as stack:
         trace = stack.enter_context(open_load_trace(load, as_flag)) if load.trace is not None else None
         targets = slo(flags, trace or workload)
@@ -271,6 +273,7 @@ def _warnings(flags: SimulateFlags, config: Config) -> Iterator[str]:
 
     from maitred.routing import Signals
     from maitred.routing.base import signals_read
+    from maitred.sim.instance_groups import weight_warnings
 
     caching = config.instance.caches_prefixes
     yield from config.admission.policy_warnings()
@@ -288,6 +291,7 @@ def _warnings(flags: SimulateFlags, config: Config) -> Iterator[str]:
     if config.programs.mode == "tr" and not caching:
         yield "programs are paused to keep KV that nothing keeps between their requests: give --enable-prefix-caching"
     yield from config.routing.warnings(_missing_signals(flags.load, caching=caching))
+    yield from weight_warnings(config.routing, config.cluster)
 
 
 def _missing_facts(load: Load) -> RequestFacts:

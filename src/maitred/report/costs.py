@@ -20,7 +20,7 @@ import msgspec
 
 from maitred.core.units import to_seconds
 from maitred.instance import InstanceConfig
-from maitred.instance.catalogue import find_hardware
+from maitred.instance.catalogue import find_hardware, hardware_name
 from maitred.report.run_setup import RunSetup, section_of
 from maitred.report.summary import Summary
 from maitred.report.table import format_number
@@ -64,7 +64,7 @@ def find_costs(results: Results, summary: Summary, setup: RunSetup) -> RunCosts 
     share = costs.idle_share
     watt_hours = _weighted([share * on + (1 - share) * at_work for on, at_work in zip(held, busy, strict=True)], watts)
     energy = None if watt_hours is None else costs.pue * watt_hours
-    usd = _weighted(held, [costs.price_of(each.hardware) for each in configs])
+    usd = _weighted(held, [_price(costs, each) for each in configs])
     tokens = summary.total.output_tokens
     return RunCosts(
         is_asked_for=costs != CostConfig() or bool(cluster.autoscaling.policy),
@@ -99,6 +99,26 @@ def cost_metrics(costs: RunCosts | None) -> dict[str, float | None] | None:
     if costs is None:
         return None
     return {name: getattr(costs, name) for name in RunCosts.__struct_fields__ if name != "is_asked_for"}
+
+
+def cost_warnings(cluster: ClusterConfig, instance: InstanceConfig) -> Iterator[str]:
+    """Yield a warning for each key about costs without effect. Both are resolved."""
+    costs, plain, configs = cluster.costs, CostConfig(), cluster.instance_configs(instance)
+    if any(_watts(costs, each) is None for each in configs):
+        for name in ("idle_share", "pue", "grid_gco2_per_kwh"):
+            if getattr(costs, name) != getattr(plain, name):
+                yield f"costs.{name} has no effect without a model or costs.gpu_watts: the power of the GPUs is not known"
+    if costs.price_per_gpu_hour is not None:
+        for name in dict.fromkeys(each.hardware for each in configs if _price(costs, each) is None):
+            yield f"costs.price_per_gpu_hour has no price of {name}, so no money is told"
+
+
+def _price(costs: CostConfig, instance: InstanceConfig) -> float | None:
+    """Return the price of a GPU of an instance for an hour, or None if it is not known."""
+    prices = costs.price_per_gpu_hour
+    if isinstance(prices, dict):
+        return {hardware_name(name): price for name, price in prices.items()}.get(hardware_name(instance.hardware))
+    return prices
 
 
 def _watts(costs: CostConfig, instance: InstanceConfig) -> float | None:

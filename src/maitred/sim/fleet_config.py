@@ -15,7 +15,8 @@ from maitred.instance.latency import AnyLatency
 
 _MOST = 10_000
 _MAX_ATTEMPTS = 100
-_LEAST_SECS = 1e-6
+_LEAST_SECS = 1e-3
+"""More failures than a thousand in a second are a typing mistake, and simulate for hours."""
 _MAX_FACTOR = 1_000_000
 _MAX_COST = 1_000_000
 _MAX_PUE = 10.0
@@ -76,13 +77,6 @@ class CostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         for name, value in stated.items():
             if value is not None and not 0 < value <= _MAX_COST:
                 raise ValueError(f"{name} must be above 0 and at most {_MAX_COST:,}, not {value}")
-
-    def price_of(self, hardware: str) -> float | None:
-        """Return the price of a GPU of this kind for an hour, or None if it is not known."""
-        prices = self.price_per_gpu_hour
-        if isinstance(prices, dict):
-            return {name.lower(): price for name, price in prices.items()}.get(hardware.lower())
-        return prices
 
 
 class AutoscalingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

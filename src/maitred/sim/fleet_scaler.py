@@ -181,6 +181,7 @@ def make_autoscaler(
         ("failures", cluster.failures.mtbf_secs is not None),
         ("prefill and decode instances", bool(cluster.disaggregation)),
         ("instance groups", bool(cluster.groups)),
+        ("slow instances", bool(cluster.failures.slow_instances)),
         ("learned slots", cluster.slots == "learned"),
         ("changes of limits", bool(cluster.limit_changes)),
         ("programs", programs is not None and programs.mode != "off"),

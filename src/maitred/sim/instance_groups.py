@@ -13,14 +13,14 @@ The weight of a group (`routing.weighted`) is the rate at which one of its insta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from msgspec.structs import replace
 
-from maitred.core.errors import ConfigError
+from maitred.core.errors import ConfigError, nearest_name_hint
 from maitred.instance import InstanceConfig
-from maitred.instance.catalogue import resolve_instance
+from maitred.instance.catalogue import hardware_name, hardware_names, resolve_instance
 from maitred.instance.throughput_limit import RequestMix, find_throughput_limit
 from maitred.routing import RoutingConfig
 from maitred.sim.config import ClusterConfig
@@ -36,14 +36,38 @@ def resolve_fleet(cluster: ClusterConfig, instance: InstanceConfig) -> tuple[Clu
     Raises ConfigError as `resolve_instance` does, and for groups that cannot be one fleet.
     """
     if not cluster.groups:
-        return cluster, resolve_instance(instance)
+        _check_prices(cluster, [instance])
+        return _with_slow_ones(cluster, resolve_instance(instance))
     found = [_resolved(group, instance, place) for place, group in enumerate(cluster.groups)]
     if len({config.latency_model().overheads for config in found}) > 1:
         what = "the overheads of a request (alpha) differ"
         raise ConfigError(what, where="cluster.groups", hint="give all groups the same latency model")
+    _check_prices(cluster, found)
     longest = min(config.model_len for config in found)
     groups = [group.stating(config) for group, config in zip(cluster.groups, found, strict=True)]
-    return replace(cluster, groups=groups), replace(found[0], max_model_len=longest)
+    return _with_slow_ones(replace(cluster, groups=groups), replace(found[0], max_model_len=longest))
+
+
+def _with_slow_ones(cluster: ClusterConfig, instance: InstanceConfig) -> tuple[ClusterConfig, InstanceConfig]:
+    """Return both. Raises ConfigError if the slow instances are too slow."""
+    first = cluster.most_instances - cluster.failures.slow_instances
+    try:
+        for config in {id(each): each for each in cluster.instance_configs(instance)[first:]}.values():
+            config.latency_model()
+    except (ValueError, ConfigError) as error:
+        hint = "a lower --slow-factor"
+        raise ConfigError(f"slow instances: {error}", where="cluster.failures.slow_factor", hint=hint) from error
+    return cluster, instance
+
+
+def _check_prices(cluster: ClusterConfig, configs: Sequence[InstanceConfig]) -> None:
+    """Raise ConfigError for the price of a GPU that there is not. Those of GPUs that the fleet has not are a price list."""
+    prices = cluster.costs.price_per_gpu_hour
+    known = {*hardware_names(), *(hardware_name(each.hardware) for each in configs)}
+    for name in prices if isinstance(prices, dict) else ():
+        if hardware_name(name) not in known:
+            hint = nearest_name_hint(name, sorted(known))
+            raise ConfigError(f"unknown hardware {name!r}", where="cluster.costs.price_per_gpu_hour", hint=hint)
 
 
 def _resolved(group: InstanceGroup, instance: InstanceConfig, place: int) -> InstanceConfig:
@@ -64,6 +88,15 @@ def with_weights(routing: RoutingConfig, cluster: ClusterConfig, instance: Insta
     if not cluster.groups or routing.weights:
         return routing
     return replace(routing, weights=tuple(_rates(cluster.instance_configs(instance), _TYPICAL)))
+
+
+def weight_warnings(routing: RoutingConfig, cluster: ClusterConfig) -> Iterator[str]:
+    """Yield a warning where there are not as many weights as instances."""
+    given, count = len(routing.weights), cluster.most_instances
+    if 0 < given < count:
+        yield f"routing.weights has {given:,} weights for {count:,} instances: those beyond weigh 1"
+    elif given > count:
+        yield f"routing.weights has {given:,} weights for {count:,} instances: the last {given - count:,} have no effect"
 
 
 def fleet_limit(cluster: ClusterConfig, instance: InstanceConfig, mix: RequestMix) -> float:

@@ -17,7 +17,7 @@ from maitred.instance.catalogue.resolving import (
     resolve_instance,
 )
 from maitred.instance.catalogue.silicon import SILICON_HINT, installed_version
-from maitred.instance.catalogue.specs import find_hardware, find_model, hardware_names, model_names
+from maitred.instance.catalogue.specs import find_hardware, find_model, hardware_name, hardware_names, model_names
 
 __all__ = [
     "SILICON_HINT",
@@ -25,6 +25,7 @@ __all__ = [
     "find_deployment",
     "find_hardware",
     "find_model",
+    "hardware_name",
     "hardware_names",
     "installed_version",
     "model_names",

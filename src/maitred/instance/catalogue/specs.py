@@ -282,17 +282,20 @@ def hardware_names() -> list[str]:
     return list(load_entries(_GPUS_FILE))
 
 
+def hardware_name(name: str) -> str:
+    """Return the name that the catalogue has for a GPU, which may be written in any case; of an unknown one a plain form."""
+    plain = re.sub(r"^nvidia-", "", re.sub(r"[\s_]+", "-", name.strip().lower()))
+    return names_in_lower_case(_GPUS_FILE).get(plain, plain)
+
+
 def find_hardware(name: str, *, file: Path | None = None) -> HardwareSpec:
     """Return the GPU called `name`, in any case, from `file` (JSON as BLIS has it) if it is given. Raises ConfigError."""
     if file is not None:
         return _read_blis_hardware(name, file)
-    known = names_in_lower_case(_GPUS_FILE)
-    plain = re.sub(r"^nvidia-", "", re.sub(r"[\s_]+", "-", name.strip().lower()))
-    if plain not in known:
-        raise ConfigError(
-            f"unknown hardware {name!r}", where="hardware", hint=f"{nearest_name_hint(plain, hardware_names())} {_OWN_GPU}"
-        )
-    found = known[plain]
+    found = hardware_name(name)
+    if found not in load_entries(_GPUS_FILE):
+        hint = f"{nearest_name_hint(found, hardware_names())} {_OWN_GPU}"
+        raise ConfigError(f"unknown hardware {name!r}", where="hardware", hint=hint)
     fields = {key: value for key, value in load_entries(_GPUS_FILE)[found].items() if key != "also"}
     return msgspec.convert({"name": found, **fields}, HardwareSpec)
 
