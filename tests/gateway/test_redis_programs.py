@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from cluster_world import Cluster, cluster
 from test_redis_elections import redis_server
-from world import run_on_sockets, world
+from world import Backend, run_on_sockets, world
 
 from maitred.core.errors import ConfigError
 from maitred.core.request import PriorityClass
@@ -59,12 +60,12 @@ def test_the_next_leader_knows_idle_programs_and_the_last_one_writes_no_more(tmp
             assert await ask(c, "a") == await ask(c, "b") == 200
             assert names(second) == set()
             store = RedisProgramStore(f"{url}#fleet")  # It has begun before the second one does.
-            store._epoch = 1
             await c.until(lambda: not keeper(first)._pending and keeper(first)._writer.is_idle)
+            store._keeper = keeper(first)._store._keeper  # type: ignore[union-attr]
             await c.kill(first)
             await c.until(lambda: second.host and second.host.leadership.mode == "leading")
             await c.until(lambda: names(second) == {"a", "b"})
-            with pytest.raises(TakenOver, match=r"another scheduler keeps the programs in redis://127.0.0.1:\d+ \(epoch 2"):
+            with pytest.raises(TakenOver, match=r"another scheduler keeps the programs in redis://127.0.0.1:\d+"):
                 await asyncio.to_thread(store.write, StateChanges({KEY: ROW}))
             store.close()
             await c.linked()
@@ -92,6 +93,79 @@ def test_a_store_that_was_emptied_is_written_anew_and_one_that_is_down_is_told(t
             assert other.has_lost_all
         store.close()
         other.close()
+
+    run_on_sockets(scenario())
+
+
+def test_one_that_led_before_a_store_was_emptied_changes_nothing_of_the_next_leader(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with redis_server(tmp_path) as port:
+            first, second = (RedisProgramStore(f"redis://127.0.0.1:{port}") for _ in range(2))
+            for _ in range(3):
+                await asyncio.to_thread(first.begin)
+            await asyncio.to_thread(first.write, StateChanges({KEY: ROW}))
+        async with redis_server(tmp_path, port=port):
+            first.may_claim = False
+            with pytest.raises(TakenOver):  # It leads no more, and the next one has not begun yet.
+                await asyncio.to_thread(first.write, StateChanges({KEY: ROW}))
+            await asyncio.to_thread(second.begin)
+            assert (second.found, second.drained) == ([], None)
+            first.may_claim = True
+            with pytest.raises(TakenOver):
+                await asyncio.to_thread(first.write, StateChanges({KEY: ROW}, ["http://b:1"]))
+            await asyncio.to_thread(second.write, StateChanges({}, []))
+            await asyncio.to_thread(second.begin)
+            assert (second.found, second.drained) == ([], [])
+        first.close()
+        second.close()
+
+    run_on_sockets(scenario())
+
+
+class OtherLeaders(RedisProgramStore):
+    """A store in which leaders between the terms of ours have written which backends are drained."""
+
+    def __init__(self) -> None:
+        super().__init__("redis://127.0.0.1:1")
+        self.stored: list[str] | None = None
+        self.written: list[StateChanges] = []
+
+    def begin(self) -> None:
+        self.drained = self.stored
+
+    def write(self, changes: StateChanges) -> None:
+        self.written.append(changes)
+
+
+def test_a_leader_that_leads_again_drains_what_the_store_says_and_what_an_operator_has_changed_meanwhile() -> None:
+    async def scenario() -> None:
+        store = OtherLeaders()
+        async with world(Backend(), Backend(), programs={"mode": "default", "state": "none"}) as w:
+            scheduler = w.gateway.scheduler
+            assert scheduler.program_parts is not None
+            kept = ProgramStateKeeper(store, scheduler.program_parts.driver, scheduler.program_parts.memories, scheduler.fleet)
+            one, two = scheduler.fleet.backends
+
+            async def lead(*drained: str, operate: Callable[[], object] = lambda: None, knows: bool = True) -> list[str]:
+                store.stored = [*drained] if knows else None
+                kept.begin_term()
+                operate()
+                assert kept._reading is not None
+                await kept._reading
+                return [backend.url for backend in (one, two) if backend.is_draining]
+
+            assert await lead(one.url) == [one.url]
+            assert await lead() == []  # The one that led meanwhile has resumed it.
+            assert await lead(two.url, operate=lambda: scheduler.fleet.drain(one)) == [one.url, two.url]
+            batch = kept.take_batch()
+            assert batch is not None
+            assert batch.drained == sorted([one.url, two.url])
+            assert await lead(two.url, operate=lambda: scheduler.fleet.undrain(two)) == []
+            scheduler.fleet.drain(one)
+            assert await lead(knows=False) == [one.url]
+            batch = kept.take_batch()
+            assert batch is not None
+            assert batch.drained == [one.url]
 
     run_on_sockets(scenario())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -150,5 +151,39 @@ def test_a_file_that_hangs_is_asked_once_and_the_lock_of_a_late_campaign_is_let_
         term = await FileElection(path).campaign(US, 0)
         assert term is not None
         assert term.epoch == 2, "the late campaign has the first one, and leads under none"
+
+    asyncio.run(scenario())
+
+
+def test_a_leader_that_resigns_has_its_lock_until_its_last_write_is_done(tmp_path: Path) -> None:
+    class Hanging(FileElection):
+        """Writes when `gate` is set."""
+
+        gate: threading.Event | None = None
+
+        def _write(self, record: Any) -> None:
+            if self.gate is not None:
+                self.gate.wait()
+            super()._write(record)
+
+    async def scenario() -> None:
+        first, second = Hanging(tmp_path / "leader"), FileElection(tmp_path / "leader")
+        assert await first.campaign(US, 0) is not None
+        first.gate = threading.Event()
+        renewing = asyncio.create_task(first.renew([GATEWAY]))
+        before = first._asked
+        while first._asked is before:
+            await asyncio.sleep(0)
+        renewing.cancel()  # As after a time limit.
+        await asyncio.wait({renewing})
+        await first.resign()
+        them = Candidate("them", "10.0.0.6:7070")
+        assert await second.campaign(them, 0) is None
+        first.gate.set()
+        assert first._asked is not None
+        await first._asked
+        assert await second.campaign(them, 0) == Term(2, [GATEWAY])
+        assert await second.leader() == them
+        await second.resign()
 
     asyncio.run(scenario())

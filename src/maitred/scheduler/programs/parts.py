@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from maitred.core.decisions import DecisionLog
 from maitred.core.errors import ConfigError
@@ -51,6 +52,11 @@ class ProgramParts:
         """Begin to keep the programs, inside this event loop."""
         if self.keeper is not None:
             self.keeper.start()
+
+    def follow(self, leads: Callable[[], bool]) -> None:
+        """Keep programs only while this scheduler leads, which `leads` returns."""
+        if self.keeper is not None:
+            self.keeper.leads = leads
 
     def begin_term(self) -> None:
         """Decide about programs from now on, in place of whoever did so before."""

@@ -10,14 +10,15 @@ them. What was decided and not written when the process was killed is at most `F
 since is unknown to the next run, and one that was released since is idle there until it expires.
 
 A store that several schedulers share (`redis_store`) is read when one of them begins to lead (`begin_term`), so that it knows
-idle programs too; those whose requests are under way it is told of by its gateways.
+idle programs too; those whose requests are under way it is told of by its gateways. Backends are drained then as the store
+says, and no others, but for those that an operator has drained or resumed since the term began.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 from typing import Final
 
@@ -61,7 +62,7 @@ class ProgramStateKeeper(BackendObserver, BatchSource[StateChanges]):
         """The programs that have changed, the oldest change first; None: the program is forgotten."""
         self._by_serial: dict[int, Program] = {}
         """The programs that are in the file, or will be."""
-        self._drained = sorted(store.drained)
+        self._drained = sorted(store.drained or ())
         """The URLs of the backends that are drained."""
         self._has_drained_changed = False
         self._is_read = isinstance(store, ProgramStore)
@@ -69,6 +70,10 @@ class ProgramStateKeeper(BackendObserver, BatchSource[StateChanges]):
         self._is_owner = self._is_read
         """Whether changes are this scheduler's to write."""
         self._reading: asyncio.Task[None] | None = None
+        self._drained_at_begin: Collection[str] = ()
+        """The URLs of the backends that were drained when the term began."""
+        self.leads: Callable[[], bool] = lambda: True
+        """Returns whether this scheduler leads."""
         driver.restored.clear()
         driver.observers.append(self._on_decisions)
         driver.end_observers.append(self._on_request_ended)
@@ -86,7 +91,7 @@ class ProgramStateKeeper(BackendObserver, BatchSource[StateChanges]):
 
     def start(self) -> None:
         """Drain what was drained, and begin to write, inside this event loop. Call this before the fleet polls its backends."""
-        self._drain()
+        self._settle_drains()
         self._writer.start()
 
     def begin_term(self) -> None:
@@ -96,6 +101,7 @@ class ProgramStateKeeper(BackendObserver, BatchSource[StateChanges]):
                 self._reading.cancel()
             self._driver.restored.clear()
             self._is_read = self._is_owner = False
+            self._drained_at_begin = self._drained_now()
             self._reading = asyncio.get_running_loop().create_task(self._read_anew(self._store))
 
     async def close(self) -> None:
@@ -104,10 +110,21 @@ class ProgramStateKeeper(BackendObserver, BatchSource[StateChanges]):
         await self._writer.close()
         self._store.close()
 
-    def _drain(self) -> None:
+    def _drained_now(self) -> list[str]:
+        return sorted(backend.url for backend in self._fleet.backends if backend.is_draining)
+
+    def _settle_drains(self) -> None:
+        """Drain and resume backends as the store says, but for those that have changed since the term began."""
+        stored = self._store.drained
         for backend in self._fleet.backends:
-            if backend.url in self._store.drained:
+            if stored is None or backend.is_draining != (backend.url in self._drained_at_begin):
+                continue
+            if backend.url in stored:
                 self._fleet.drain(backend)
+            else:
+                self._fleet.undrain(backend)
+        self._drained = self._drained_now()
+        self._has_drained_changed = stored is None or self._drained != sorted(stored)
 
     async def _read_anew(self, store: RedisProgramStore) -> None:
         """Read what is in the store. If it cannot be asked, programs are new after a while, and what is known of them is
@@ -136,14 +153,14 @@ class ProgramStateKeeper(BackendObserver, BatchSource[StateChanges]):
                 self._driver.release(program.key.tenant, program.key.name)
             self._by_serial.clear()
         self._pending.clear()
-        self._drain()
+        self._settle_drains()
         self._is_read = self._is_owner = True
         self._adopt_when_polled()
 
     def on_backend_polled(self, backend: Backend) -> None:
         """Adopt the programs of the last run when the last backend has been polled for the first time."""
         self._memories.on_backend_polled(backend)
-        drained = sorted(backend.url for backend in self._fleet.backends if backend.is_draining)
+        drained = self._drained_now()
         if drained != self._drained:
             self._drained, self._has_drained_changed = drained, True
         self._adopt_when_polled()
@@ -223,10 +240,12 @@ class ProgramStateKeeper(BackendObserver, BatchSource[StateChanges]):
     def take_batch(self) -> StateChanges | None:
         if not self._is_owner:
             return None
-        if isinstance(self._store, RedisProgramStore) and self._store.has_lost_all:
-            self._store.has_lost_all, self._has_drained_changed = False, True
-            for live in self._driver.core.programs:
-                self._note(live)
+        if isinstance(self._store, RedisProgramStore):
+            self._store.may_claim = self.leads()
+            if self._store.has_lost_all:
+                self._store.has_lost_all, self._has_drained_changed = False, True
+                for live in self._driver.core.programs:
+                    self._note(live)
         keys = list(islice(self._pending, MAX_BATCH))
         changes: ProgramChanges = {}
         for key in keys:

@@ -39,6 +39,7 @@ class HostedScheduler(LocalScheduler):
         )
         if self.program_parts is not None:
             host.on_term = self.program_parts.begin_term
+            self.program_parts.follow(lambda: host.leadership.epoch is not None)
         self.fleet.observe(host.news)
         return host
 

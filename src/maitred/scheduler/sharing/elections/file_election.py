@@ -6,7 +6,8 @@ at once. Where there is no file yet, nobody has led, and nothing has to be learn
 leading, as nobody can take its lock.
 
 The file may be on a disk that hangs (NFS). Then it is asked in one thread, which nothing can end, and no more is asked until
-that is over. A lock that is had in the end by a campaign which was given up is let go.
+that is over. A lock that is had in the end by a campaign which was given up is let go, and a leader that resigns has its lock
+until what it was writing is written.
 """
 
 from __future__ import annotations
@@ -85,9 +86,14 @@ class FileElection(Election):
         return self._descriptor is not None
 
     async def resign(self) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        """Let another one lead, as soon as nothing is being written any more: it would overwrite the record of the next."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is None:
+            return
+        if self._asked is None or self._asked.done():
+            os.close(descriptor)
+        else:
+            self._asked.add_done_callback(lambda asked: os.close(descriptor))
 
     async def leader(self) -> Candidate | None:
         return (await self._in_thread(self._read)).leader
