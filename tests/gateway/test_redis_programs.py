@@ -59,12 +59,14 @@ def test_the_next_leader_knows_idle_programs_and_the_last_one_writes_no_more(tmp
             await c.linked()
             assert await ask(c, "a") == await ask(c, "b") == 200
             assert names(second) == set()
+            assert (keeper(first).leads(), keeper(second).leads()) == (True, False)
             store = RedisProgramStore(f"{url}#fleet")  # It has begun before the second one does.
             await c.until(lambda: not keeper(first)._pending and keeper(first)._writer.is_idle)
             store._keeper = keeper(first)._store._keeper  # type: ignore[union-attr]
             await c.kill(first)
             await c.until(lambda: second.host and second.host.leadership.mode == "leading")
             await c.until(lambda: names(second) == {"a", "b"})
+            assert keeper(second).leads()
             with pytest.raises(TakenOver, match=r"another scheduler keeps the programs in redis://127.0.0.1:\d+"):
                 await asyncio.to_thread(store.write, StateChanges({KEY: ROW}))
             store.close()
@@ -166,6 +168,10 @@ def test_a_leader_that_leads_again_drains_what_the_store_says_and_what_an_operat
             batch = kept.take_batch()
             assert batch is not None
             assert batch.drained == [one.url]
+            for leads in (False, True):  # An empty store is of the one that leads.
+                kept.leads = lambda leads=leads: leads  # type: ignore[misc]
+                kept.take_batch()
+                assert store.may_claim is leads
 
     run_on_sockets(scenario())
 
