@@ -172,7 +172,8 @@ class EngineCore:
             steps = 1 if self._held.count else self._completions.next_step - batch.step_index
             if steps < limit:
                 limit = max(steps, 1)  # those that decode have completed, which the scheduler does not know
-        waiting = self.waiting if len(self.sequences) > self.num_running else None
+        running = len(batch.sequences) if self._mailbox is None else self.num_running
+        waiting = self.waiting if len(self.sequences) > running else None
         plan = batch.schedule(waiting, now, limit)
         if plan.chunks and plan.max_repeats > 1:
             # What has been served may change which sequence is next, if the step looks, and what the mailbox tells the queue.
@@ -242,11 +243,13 @@ class EngineCore:
                 self.meter.add_equal_steps(run.num_decodes, run.steps, run.step_time or now - run.starts_at)
             else:
                 self.meter.add_run(run, run.steps, now - run.starts_at)
-        batch.run(plan, run.steps)
         self.run, self.next_start = None, now
         # Chunks come before completions: an answer of one token is complete in the step that completes its prompt.
         if plan.chunks:
+            batch.run(plan, run.steps)
             self._commit_chunks(run, now)
+        else:
+            batch.run_steps(run.steps)  # as `run` does, without a call
         if batch.step_index >= self._completions.next_step:  # a run that an arrival truncated ends before that
             ends_silently = not (self._notes_ends or self.itl_log is not None or self._held.count)
             for seq in self._completions.pop_complete(batch.step_index):
@@ -258,8 +261,7 @@ class EngineCore:
         if self._mailbox is not None and not self.has_work:
             self._mailbox.deliver_all()  # the next step has nothing in it, so it takes no time
         if plan.stalled and self.itl_log is not None and batch.discounts_stalls:
-            for seq in plan.stalled:
-                self.itl_log.on_decode_start(seq.request_id)
+            self.itl_log.on_decode_starts([seq.request_id for seq in plan.stalled])
 
     def _count_gaps(self, run: StepRun) -> None:
         """Tell the meter of `run`, in which not every sequence that decodes emits a token after each step."""

@@ -26,6 +26,7 @@ Compiled (`tools/compile.py`).
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 from functools import cache, lru_cache
 from typing import Final
 
@@ -77,6 +78,11 @@ class ItlLog:
             self._last_bucket = itl_bucket
             self.stretch_steps.append(steps)
             self.stretch_times.append(time)
+
+    def on_decode_starts(self, request_ids: Iterable[RequestId]) -> None:
+        """Begin the intervals of several requests, as `on_decode_start` says."""
+        for request_id in request_ids:
+            self.on_decode_start(request_id)
 
     def on_decode_start(self, request_id: RequestId) -> None:
         """Begin an interval: a request decodes from the next step on. Raises ConfigError for an id of more than 64 bits."""
