@@ -50,6 +50,15 @@ def test_a_hit_in_the_host_takes_bytes_by_bandwidth() -> None:
     assert with_host.instances[0].busy == sum(took[1])
 
 
+def test_a_scheduler_that_plans_ahead_loads_as_well() -> None:
+    """The second answer stops by itself, so the token that is computed in vain opens a block, which evicts a ninth of the first
+    prompt: 1 is found on the GPU and 8 in the host."""
+    jobs = [prompt(0, 0, 1), prompt(1, SECOND, 2), prompt(2, 2 * SECOND, 1)]
+    results = simulate(jobs, None, engine(100, flavour="vllm", async_scheduling=True))
+    assert results.cached_tokens.tolist() == [0, 0, 144]
+    assert results.first_token[2] - results.arrival[2] == 1000 + 8 * 16 + 16 * 100
+
+
 def test_a_small_host_keeps_what_was_evicted_last() -> None:
     """Evicted are the blocks 10, 9, ... 3 of the first prompt, and the host keeps the last 4 of these: blocks 6 to 3."""
     jobs = [prompt(0, 0, 1), prompt(1, SECOND, 2), prompt(2, 2 * SECOND, 1)]
@@ -73,12 +82,12 @@ def crowd(seed: int) -> Iterator[Job]:
     total=st.sampled_from([16, 30]),
     budget=st.sampled_from([32, 512]),
     full=st.booleans(),
+    flavour=st.sampled_from([{}, {"flavour": "vllm", "async_scheduling": True}]),
 )
-def test_skipping_changes_nothing(seed: int, blocks: int, total: int, budget: int, full: bool) -> None:
+def test_skipping_changes_nothing(seed: int, blocks: int, total: int, budget: int, full: bool, flavour: dict[str, Any]) -> None:
     def run(**keys: Any) -> Results:
-        config = engine(
-            blocks, total=total, max_num_seqs=5, max_num_batched_tokens=budget, scheduler_reserve_full_isl=full, **keys
-        )
+        limits = {"max_num_seqs": 5, "max_num_batched_tokens": budget, "scheduler_reserve_full_isl": full}
+        config = engine(blocks, total=total, **limits, **flavour, **keys)
         return simulate(crowd(seed), None, config)
 
     skipped, stepped = run(), run(step_by_step=True)
@@ -104,7 +113,7 @@ def test_what_it_does_not_go_with_is_named() -> None:
         ({}, "no prefix cache"),
         ({"enable_prefix_caching": True, "prefix_cache": "radix"}, "prefix_cache radix"),
         ({"enable_prefix_caching": True, "batching": "max-utilization"}, "batching max-utilization"),
-        ({"enable_prefix_caching": True, "async_scheduling": True}, "async_scheduling"),
+        ({"enable_prefix_caching": True, "flavour": "trtllm"}, "flavour trtllm"),
     ):
         with pytest.raises(ValueError, match=f"kv_offload is not for {what}"):
             InstanceConfig(kv_offload=host, **keys)

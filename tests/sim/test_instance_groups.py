@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -14,6 +15,7 @@ from maitred.core.errors import ConfigError
 from maitred.core.request import Request
 from maitred.instance import InstanceConfig, LinearLatency
 from maitred.instance.catalogue import resolve_instance
+from maitred.programs import ProgramsConfig
 from maitred.routing import RoutingConfig
 from maitred.sim import ClusterConfig, Results, simulate
 from maitred.sim.fleet_config import FailureConfig, InstanceGroup
@@ -134,6 +136,21 @@ def test_a_flag_that_cannot_be_read_is_named(maitred: Any, written: str) -> None
     assert "[TPx]GPU:N" in result.err
 
 
+def test_a_group_without_instances_names_the_flag(maitred: Any) -> None:
+    load = ("--rate", "1", "--num-requests", "1", "--model", "llama-3.1-8b")
+    result = maitred("simulate", *load, "--instance-groups", "H100:0")
+    assert (result.code, "error: --instance-groups: cluster.groups[0].num_instances" in result.err) == (2, True)
+
+
+def test_what_has_no_effect_on_a_fleet_is_said(maitred: Any, tmp_path: Path) -> None:
+    config = tmp_path / "fleet.yaml"
+    config.write_text("routing: {policy: weighted-least-loaded, weights: [1, 2]}\ncluster: {num_instances: 3}\n")
+    load = ("--rate", "9", "--num-requests", "9", "--config", str(config), "--grid-intensity", "400")
+    err = " ".join(maitred("simulate", *load).err.split())
+    assert "routing.weights has 2 weights for 3 instances" in err
+    assert "costs.grid_gco2_per_kwh has no effect without a model" in err
+
+
 def test_weights_that_nothing_reads_are_a_warning() -> None:
     assert RoutingConfig(weights=(1.0, 2.0)).warnings() == [
         "routing weights have no effect with least-loaded: they are those of weighted-least-loaded"
@@ -154,3 +171,10 @@ def test_weights_that_nothing_reads_are_a_warning() -> None:
 def test_weights_for_other_instances_than_there_are_warn(weights: tuple[float, ...], what: list[str]) -> None:
     routing = RoutingConfig(policy="weighted-least-loaded", weights=weights)
     assert [*weight_warnings(routing, ClusterConfig(num_instances=3))] == what
+
+
+def test_programs_do_not_go_with_groups() -> None:
+    """Each program would be counted on a memory of the size of the first group's."""
+    cluster = ClusterConfig(groups=[InstanceGroup(total_kv_blocks=1000), InstanceGroup(total_kv_blocks=100)])
+    with pytest.raises(ConfigError, match="programs are not simulated with instance groups"):
+        simulate((), cluster, programs=ProgramsConfig(mode="tr"))

@@ -181,6 +181,7 @@ def build_config(flags: SimulateFlags) -> Config:
             **run.flag_names,
             **PROGRAM_FLAG_NAMES,
             "admission.slo_targets": "--slo-targets",
+            "cluster.groups": "--instance-groups",
             "instance.latency": "--latency-model",
         },
     )

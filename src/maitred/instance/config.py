@@ -209,11 +209,11 @@ class InstanceConfig(VllmKeys, frozen=True, kw_only=True, forbid_unknown_fields=
         if not self.kv_offload:
             return
         for key, is_wrong in (
+            # First, because it states the others, which the user may never have heard of.
+            (f"flavour {self.flavour}", self.flavour not in (None, "vllm")),
             ("no prefix cache (enable_prefix_caching)", not self.enable_prefix_caching),
             (f"prefix_cache {self.prefix_cache}", self.prefix_cache != "blocks"),
             (f"batching {self.batching}", self.batching is not None),
-            ("async_scheduling", self.async_scheduling),
-            (f"flavour {self.flavour}", self.flavour not in (None, "vllm")),
         ):
             if is_wrong:
                 raise ValueError(f"kv_offload is not for {key}: leave out one of the two")

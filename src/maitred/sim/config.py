@@ -87,10 +87,10 @@ class LimitChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Equal instances behind one router. The section `instance` configures each of them."""
+    """Instances behind one router. The section `instance` configures each, except for what `groups` and `failures` say."""
 
     num_instances: int = 1
-    """Equal instances behind one router, 10,000 at most."""
+    """Instances behind one router, 10,000 at most: equal ones, unless `groups` says which, and then their number."""
     capacity: int | None = None
     """Slots per model of the admission in front of the router; without `admission.mode` it means `priority`. With neither,
     every request enters. Null: as many as the batches of all instances hold."""

@@ -79,7 +79,7 @@ class Pipeline:
         self._fleet = fleet
         self._replicas, self._views = fleet.replicas, fleet.views
         self._lengths = fleet.replicas[0].instance.lengths
-        """All instances are equal, so those of the first one hold for them."""
+        """Those of the first instance hold for all: the model length of groups is that of the shortest."""
         self._dirty = fleet.dirty
         self._starts_in_turn = fleet.starts_in_turn
         self._rows = rows

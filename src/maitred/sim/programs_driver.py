@@ -236,6 +236,9 @@ def make_programs_driver(
     """
     if config is None or config.mode == "off":
         return None
+    if cluster.groups:
+        hint = "programs count on equal instances: use --num-instances"
+        raise ConfigError("programs are not simulated with instance groups", where="programs.mode", hint=hint)
     if cluster.disaggregation:
         hint = "a program has its whole context in one instance"
         raise ConfigError("programs do not go with prefill and decode instances", where="programs.mode", hint=hint)
