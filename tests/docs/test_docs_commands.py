@@ -30,6 +30,10 @@ ALL = list(dict.fromkeys(command for page in PAGES for command in commands(page)
 ELSEWHERE = {
     r"(?s)maitred (scheduler|serve) .*--link-secret-file .*": "they need one another; tests/gateway/test_cluster.py has both",
     r"curl -s localhost:(8082|7071)/.*": "they ask the same",
+    r"maitred scheduler .*--ext-proc .*": "it waits for an Envoy; tests/gateway/test_envoy.py has both",
+    r"maitred serve .*--data-plane envoy.*": "it needs the wheel of Envoy; tests/gateway/test_envoy_pickers.py starts it",
+    r"maitred envoy-config .*": "tests/cli/test_envoy_commands.py prints such configurations",
+    r"curl -s localhost:8080/v1/chat/completions .*\"hi\".*": "it asks an Envoy; tests/gateway/test_envoy.py does",
     r"\.ci/run": "it is what runs this test",
     r"make (test|check|format|docs|bench|compile|test-compiled|vllm-test|stress|world|run)\b.*": "a target of the Makefile; "
     "CI runs check, test, compile and test-compiled, tests/demo runs what run does, tests/stress what stress does, and "
