@@ -153,6 +153,7 @@ class Replay:
             return
         admitted = [seq for seq in running if seq.admission_index >= admissions]
         held = {seq: batch._kv_tokens(seq) + tokens.get(seq, 0) for seq in running}
+        batch.begin_chunks(plan, 1)  # A step takes its blocks when somebody looks: here.
         free = batch._blocks.free_committed - batch._blocks.decode_blocks(1)
         usable = batch._blocks.total
         for seq in admitted:
