@@ -1,4 +1,4 @@
-"""The driver's timer on uvloop, which makes no timer of a delay of 0."""
+"""The driver of admission: its timer on uvloop, which makes no timer of a delay of 0; and what it tells requests."""
 
 from __future__ import annotations
 
@@ -34,3 +34,21 @@ def test_a_deadline_that_has_passed_before_the_timer_is_set_is_a_timer_still() -
                 await stay.wait()
 
     uvloop.run(asyncio.wait_for(two_wait(), 5))
+
+
+def test_a_request_that_has_lost_its_slot_and_its_time_in_the_queue_goes_to_no_other_backend() -> None:
+    impatient = ClassesConfig(default=ClassConfig(queue_timeout_secs=1))
+    config = AdmissionConfig(mode="priority", classes=impatient)
+
+    async def leave_late() -> None:
+        # Seconds pass between two looks at the clock: its wait would have been over when its backend has failed it.
+        driver = RealTimeAdmission(Admission(config, {"m": 1}), Clock(partial(next, count(0, 5_000_000_000))))
+        request, task = Request(id=0, arrival=0, prompt_tokens=1, model="m"), asyncio.current_task()
+        assert task is not None
+        lease = driver.submit(request, 1, task, 0)
+        assert not lease.is_waiting
+        driver.resize_pool("m", 0)
+        with pytest.raises(AdmissionRejected, match="queue_timeout"):
+            await driver.leave_backend(request.id)
+
+    asyncio.run(leave_late())

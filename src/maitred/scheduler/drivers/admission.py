@@ -12,7 +12,7 @@ Compiled (`tools/compile.py`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
 from maitred.admission import (
@@ -156,7 +156,7 @@ class RealTimeAdmission:
         slot, in `SlotLease.granted`: the pool decides that (`SlotPool._end_or_retry`)."""
         decisions = self.core.release(request_id, ReleaseReason.SLOT_PREEMPTED, self.clock.now())
         self._apply_decisions(decisions)
-        return any(decision.subject == request_id and decision.action is _QUEUE for decision in decisions)
+        return _must_wait(request_id, decisions)
 
     def release(self, request_id: RequestId, end: ReleaseReason, tokens: int | None = None, ended_at: Micros = 0) -> None:
         """End a request: free its slot, or its place in the queue. `tokens`: those that it had, if known. `ended_at`: the time,
@@ -171,11 +171,12 @@ class RealTimeAdmission:
     async def leave_backend(self, request_id: RequestId) -> bool:
         """Note that a request leaves a backend that has failed it, and return when it may be sent to another: at once (False)
         if its slot counts, else when it has waited for one (True). Raises AdmissionRejected if it gets none."""
-        self._apply_decisions(self.core.leave_backend(request_id, self.clock.now()))
-        lease = self._leases.get(request_id)
-        if lease is None or lease.granted is None or not lease.is_waiting:
+        decisions = self.core.leave_backend(request_id, self.clock.now())
+        self._apply_decisions(decisions)
+        # Its wait may have ended in that very instant: with a slot, or with a refusal because its time in the queue is over.
+        if not _must_wait(request_id, decisions):
             return False
-        await lease.wait()
+        await self._leases[request_id].wait()
         return True
 
     def resize_pool(self, pool: str, capacity: int, lead: Lead = NO_LEAD) -> None:
@@ -206,3 +207,8 @@ class RealTimeAdmission:
 
     def _on_due(self) -> None:
         self._apply_decisions(self.core.advance(self.clock.now()))
+
+
+def _must_wait(request_id: RequestId, decisions: Sequence[Decision]) -> bool:
+    """Return whether a request that has held a slot is to wait for one."""
+    return any(decision.subject == request_id and decision.action is _QUEUE for decision in decisions)
