@@ -15,15 +15,15 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from itertools import pairwise
 from typing import Final
 
-from maitred.core.units import SECOND, Micros, to_seconds
+from maitred.core.units import MILLISECOND, SECOND, Micros, to_seconds
 from maitred.gateway.config import RetryConfig
 from maitred.testing.world.books import Books, Hold, Span
 from maitred.testing.world.engines import Run
 
 MAX_UNWIND: Final = SECOND
 """Time within which the connection of a request that has ended is closed, and the engine sees it."""
-_BUDGET_SPAN: Final = 10 * SECOND
-"""A budget for retries may have saved up what its floor brings in this time."""
+_BUDGET_SPAN: Final = 10 * SECOND + 100 * MILLISECOND
+"""A budget for retries may have saved up what its floor brings in 10 s, and an answer is under way for some milliseconds."""
 
 
 class EngineBooks:
@@ -61,14 +61,15 @@ class EngineBooks:
     def check_budget(self, retry: RetryConfig, lives: Sequence[Span], requests: Collection[Span]) -> Iterator[str]:
         """Yield whether more requests were sent again than the budget allows, in any span of a life of the gateway.
         `requests` has for each request the span from its first byte to its end, as its client saw them."""
+        # A retry is counted when its engine has failed it: it may wait for memory or a slot before it comes to another one.
         again = sorted(
-            later.began_at
+            (run.ended_at, later.began_at)
             for runs in self._runs.values()
             for run, later in pairwise(runs)
-            if run.has_failed and not _is_disturbed(run)
+            if run.has_failed and run.ended_at is not None and not _is_disturbed(run)
         )
         for began_at, ended_at in lives:
-            retries = [at for at in again if began_at <= at <= ended_at]
+            retries = [at for at, sent_at in again if began_at <= at and sent_at <= ended_at]
             for first, since in enumerate(retries):
                 for count, until in enumerate(retries[first:], 1):
                     num_requests = sum(begun <= until and ended >= began_at for begun, ended in requests)
