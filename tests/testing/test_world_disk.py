@@ -90,8 +90,8 @@ def test_nothing_is_held_against_a_life_whose_lines_never_reached_the_disk(tmp_p
             engine.boot()
         stage.settings = stage.scenario.settings([engine.url for engine in stage.engines], str(stage.decision_log))
         stage.machine.disk.is_full = True
+        stage.process.on_ended = stage.machine.disk.heal  # in the turn in which it has given up
         await live()
-        stage.machine.disk.heal()
         await live()  # It begins in the instant in which the first life has ended.
         for engine in stage.engines:
             await engine.close()

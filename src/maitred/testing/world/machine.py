@@ -38,6 +38,8 @@ class Disk:
     def __init__(self, loop: VirtualLoop) -> None:
         self.slow_secs = 0.0
         self.is_full = self.is_hung = False
+        self.met_trouble = False
+        """Whether the work that began last was late, held up or failed."""
         self._loop = loop
 
     @property
@@ -52,7 +54,8 @@ class Disk:
 
     def begin(self) -> ThreadFate:
         """Return what becomes of work that begins now."""
-        trouble = None if self.is_well else self
+        self.met_trouble = not self.is_well
+        trouble = self if self.met_trouble else None
         if self.is_hung:
             return ThreadFate(None, trouble=trouble)
         error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) if self.is_full else None

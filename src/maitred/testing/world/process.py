@@ -87,7 +87,9 @@ class GatewayProcess:
         await self._serving
         life.ended_at = loop.micros
         self.on_ended()
-        life.may_lack_lines = not self._machine.disk.is_well
+        # It gives up writing after some seconds. The disk may have been mended since, even in that very turn of the loop.
+        disk = self._machine.disk
+        life.may_lack_lines = disk.met_trouble or not disk.is_well
         self._vanish()
 
     async def restart(self) -> None:
