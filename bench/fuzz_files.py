@@ -109,7 +109,7 @@ def start_with_each(folder: Path, secs: float, random: Random) -> list[str]:
 def _start(flags: list[str]) -> tuple[str, str]:
     """Run a gateway until it serves, and stop it. Return `refused`, `served` or what is wrong, and what it has said."""
 
-    command = [*MAITRED, "serve", "--port", "0", "--drain-secs", "1", "--backend", NOWHERE, *flags]
+    command = [*MAITRED, "serve", "--port", "0", "--settle-secs", "0", "--drain-secs", "1", "--backend", NOWHERE, *flags]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         resource.prlimit(process.pid, resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
         assert process.stderr is not None

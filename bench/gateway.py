@@ -294,7 +294,7 @@ def report(results: Results, calibrations: list[float], seconds: float) -> None:
 def ours(backend: int, port: int, router: str, folder: str = "") -> OtherProxy:
     """Return our gateway; `folder` is that of a compiled package, or empty."""
     name, before = ("maitred, compiled", ["env", f"PYTHONPATH={folder}"]) if folder else ("maitred", [])
-    command = [*before, *MAITRED, "serve", "--admission", "priority", "--slots-per-backend", "512"]
+    command = [*before, *MAITRED, "serve", "--settle-secs", "0", "--admission", "priority", "--slots-per-backend", "512"]
     command += ["--backend", f"http://127.0.0.1:{backend}", "--port", str(port)]
     return OtherProxy(name, (*command, *(["--router", router, "--state", "none"] if router else [])), port)
 

@@ -19,6 +19,8 @@ import msgspec
 
 HERE = Path(__file__).parent
 MAITRED = (sys.executable, "-c", "from maitred.cli import main; main()")
+SERVE = ("serve", "--port", "0", "--settle-secs", "0")
+"""A gateway on a free port, which no balancer watches when it ends."""
 START_SECS = 30.0
 ANSWER_SECS = 120.0
 """Timeout of a request for a page: an overloaded gateway answers these slowly as well."""
@@ -66,7 +68,7 @@ def run_gateway(backends: Sequence[str], *flags: str) -> Iterator[GatewayProcess
     named = [argument for url in backends for argument in ("--backend", url)]
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
-        with log.open("wb") as stderr, _running([*MAITRED, "serve", "--port", "0", *named, *flags], stderr=stderr) as process:
+        with log.open("wb") as stderr, _running([*MAITRED, *SERVE, *named, *flags], stderr=stderr) as process:
             running = GatewayProcess(process, log)
             running.wait_until_listening()
             yield running

@@ -110,7 +110,9 @@ def run_cluster(options: argparse.Namespace, folder: Path) -> Iterator[tuple[Ser
     engines = [Service(each, "engine", *engine_flags(options), "--seed", str(number)) for number, each in enumerate(ports)]
     flags = ["--router", "tr", *programs_flags(options), "--state", str(folder / "programs.sqlite")]
     record = [] if options.kill else ["--record", str(folder / "recorded.csv")]
-    gateway = Service(port, "serve", "--backends", ",".join(engine.url for engine in engines), *flags, *record)
+    gateway = Service(
+        port, "serve", "--settle-secs", "0", "--backends", ",".join(engine.url for engine in engines), *flags, *record
+    )
     services = [*engines, gateway]
     try:
         for service in services:

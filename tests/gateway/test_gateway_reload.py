@@ -276,7 +276,8 @@ class Served:
     """`maitred serve` in a process of its own. `said` holds the lines of its stderr."""
 
     def __init__(self, *flags: str) -> None:
-        command = [sys.executable, "-c", "from maitred.cli import main; main()", "serve", "--port", "0", *flags]
+        here = ("--port", "0", "--settle-secs", "0")
+        command = [sys.executable, "-c", "from maitred.cli import main; main()", "serve", *here, *flags]
         env = {k: v for k, v in os.environ.items() if not k.startswith("MAITRED_")}
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env)
         self.said: list[str] = []

@@ -52,7 +52,7 @@ CONFIG = """
 gateway:
   slots_per_backend: 4
   health_interval_secs: 0.1
-  shutdown_delay_secs: 0
+  settle_secs: 0
   log_level: debug
 admission:
   mode: priority
@@ -371,7 +371,7 @@ def test_a_worker_that_is_made_while_all_are_told_to_end_is_told_too(tmp_path: P
             return process
 
         monkeypatch.setattr(asyncio, "create_subprocess_exec", make)
-        config = SimpleNamespace(drain_secs=60.0, shutdown_delay_secs=0.0)
+        config = SimpleNamespace(drain_secs=60.0, settle_secs=0.0)
         parent = Parent(host=None, config=config, log_output=None, announce_end=lambda: None, request_reload=lambda: None)
         folder = WorkerFolder(tmp_path)
         folder.make_secret()

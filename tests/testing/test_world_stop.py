@@ -37,7 +37,7 @@ class Scene:
             engine.boot()
         stage.settings = stage.scenario.settings([engine.url for engine in stage.engines], str(stage.decision_log))
         if not announces_end:
-            gateway = msgspec.structs.replace(stage.settings.gateway, shutdown_delay_secs=0.0)
+            gateway = msgspec.structs.replace(stage.settings.gateway, settle_secs=0.0)
             stage.settings = msgspec.structs.replace(stage.settings, gateway=gateway)
         await stage.process.start()
         await scenario
@@ -66,7 +66,7 @@ def test_a_connection_that_was_made_before_sigterm_has_its_first_request_answere
         client.send(connection, sent, data[:sent_bytes])
         await asyncio.sleep(0.5)
         stopping = scene.stop()
-        await asyncio.sleep(1.0)  # less than `shutdown_delay_secs`
+        await asyncio.sleep(1.0)  # less than `settle_secs`
         if connection.is_open:
             connection.transport.write(data[sent_bytes:])
         await client.wait_for(sent)

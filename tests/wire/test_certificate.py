@@ -139,7 +139,7 @@ def test_idle_and_slow_clients_are_treated_as_on_plain_connections(
 ) -> None:
     """A head that does not end is a 408, an idle connection is closed, a client that takes nothing is cut off."""
     monkeypatch.setattr(protocol, "HEAD_SECS", 0.1)
-    monkeypatch.setattr(protocol, "KEEP_ALIVE_SECS", 0.1)
+    monkeypatch.setattr(App, "keep_alive_secs", 0.1)
     monkeypatch.setattr(protocol, "LINGER_SECS", 0.1)
     monkeypatch.setattr(certificate_module, "CONFIRM_SECS", 0.1)
 
@@ -165,7 +165,7 @@ def test_a_client_that_does_not_confirm_the_end_is_not_waited_for(
     served: ServerCertificate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An idle connection is closed, and its client, which reads nothing any more, says nothing to that."""
-    monkeypatch.setattr(protocol, "KEEP_ALIVE_SECS", 0.1)
+    monkeypatch.setattr(App, "keep_alive_secs", 0.1)
     monkeypatch.setattr(certificate_module, "CONFIRM_SECS", 0.1)
 
     async def scenario() -> None:

@@ -41,14 +41,14 @@ class Sleepy(App):
 
 app = Sleepy()
 ports = open_ports([Listener("127.0.0.1", 0, app)])
-run_server(serve(app, ports, drain_secs=DRAIN, delay_secs=DELAY, on_ready=lambda url: print(url, flush=True)))
+run_server(serve(app, ports, drain_secs=DRAIN, settle_secs=SETTLE, on_ready=lambda url: print(url, flush=True)))
 print("after", flush=True)
 """
 
 
 @contextmanager
-def server(drain_secs: float = 10, delay_secs: float = 0) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    code = SERVER.replace("DRAIN", str(drain_secs)).replace("DELAY", str(delay_secs))
+def server(drain_secs: float = 10, settle_secs: float = 0) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    code = SERVER.replace("DRAIN", str(drain_secs)).replace("SETTLE", str(settle_secs))
     running = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert running.stdout is not None
@@ -82,7 +82,7 @@ def test_told_to_stop_it_finishes_what_is_in_flight_and_accepts_no_more(number: 
 
 
 def test_terminated_it_accepts_connections_for_a_while_and_keeps_none() -> None:
-    with server(delay_secs=60) as (running, port), ask(running, port, 0.5) as before:
+    with server(settle_secs=60) as (running, port), ask(running, port, 0.5) as before:
         running.send_signal(signal.SIGTERM)
         time.sleep(0.2)
         with ask(running, port, 0) as later:
@@ -95,9 +95,9 @@ def test_terminated_it_accepts_connections_for_a_while_and_keeps_none() -> None:
         assert running.communicate(timeout=5)[0].endswith("after\n")
 
 
-def test_the_delay_ends_by_itself_and_an_interrupted_server_has_none() -> None:
-    for delay_secs, number in ((0.2, signal.SIGTERM), (60, signal.SIGINT)):
-        with server(delay_secs=delay_secs) as (running, port):
+def test_settling_ends_by_itself_and_an_interrupted_server_has_none() -> None:
+    for settle_secs, number in ((0.2, signal.SIGTERM), (60, signal.SIGINT)):
+        with server(settle_secs=settle_secs) as (running, port):
             with ask(running, port, 0):
                 pass
             running.send_signal(number)

@@ -163,7 +163,16 @@ async def _start_processes(processes: DemoProcesses) -> str:
     backends = [f"--backend={await process.wait_until_listening()}" for process in engines]
     classes = ("--admission", "priority", "--default-max-class", "interactive")
     gateway = await processes.start(
-        "gateway", "serve", "--port", "0", "--slots-per-backend", str(SLOTS_PER_ENGINE), *classes, *backends
+        "gateway",
+        "serve",
+        "--port",
+        "0",
+        "--settle-secs",
+        "0",
+        "--slots-per-backend",
+        str(SLOTS_PER_ENGINE),
+        *classes,
+        *backends,
     )
     return await gateway.wait_until_listening()
 

@@ -103,7 +103,9 @@ class Gateway(App):
         self.config = config
         self.machine = machine or Machine()
         self._clock = self.machine.clock
-        self.send_timeout_secs = config.send_timeout_secs
+        self.send_timeout_secs, self.keep_alive_secs = config.send_timeout_secs, config.keep_alive_secs
+        self.request_stop: Callable[[], object] = int
+        """Begins the end of this gateway, as SIGTERM does; further calls do nothing."""
         self.counters = GatewayCounters(config.tenant_metric_top_n)
         self.certificates = PortCertificates(config, self._clock)
         self._client = UpstreamClient(config.upstream, self.machine)
@@ -193,6 +195,7 @@ class Gateway(App):
             tenants=tenants,
             pages=shared,
             reloader=self._reloader,
+            begin_drain=self._begin_drain,
         )
         if programs is not None:
             self._endpoints.add(*programs.endpoints(shared).paths, programs.health_fields)
@@ -211,6 +214,7 @@ class Gateway(App):
         """Start to poll the backends, and return when each has been polled, or after half a second. Connections that come
         before wait in the backlog of the listening socket, where they would find no backend up and get a 503."""
         self._budget.server = self._snapshots.server = server
+        self.request_stop = server.request_stop
         self._client.on_descriptor = server.make_room
         self._descriptors.start(server.make_room)
         self._loop_lag.start()
@@ -232,6 +236,11 @@ class Gateway(App):
             await self._program_pages.close()
         await self._client.close()
         await self._outputs.close()
+
+    def _begin_drain(self) -> dict[str, Any]:
+        """Begin the end of this gateway (`/admin/drain`), and return what is said of it."""
+        self.request_stop()
+        return {"draining": True, "settle_secs": self.config.settle_secs, "drain_secs": self.config.drain_secs}
 
     def state(self) -> GatewayState:
         """Return the state of requests, backends and capacity at this instant."""
@@ -324,7 +333,7 @@ def serve_gateway(
         gateway,
         ports,
         drain_secs=config.drain_secs,
-        delay_secs=config.shutdown_delay_secs,
+        settle_secs=config.settle_secs,
         on_ready=on_ready,
         on_hangup=gateway.request_reload,
         machine=gateway.machine,

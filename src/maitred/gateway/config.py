@@ -156,11 +156,15 @@ class GatewayConfig(FleetConfig, frozen=True, kw_only=True, forbid_unknown_field
     send_timeout_secs: float = 60.0
     """Seconds over which a client must take an answer that waits for it, at 240 bytes per second at least; one that takes less
     is disconnected."""
+    keep_alive_secs: float = 75.0
+    """Seconds for which a client's idle connection is kept; more than the idle timeout of the balancer in front, which then
+    closes first and sends nothing into a connection that closes (AWS ALB and nginx: 60 s; Google Cloud: 600 s)."""
     drain_secs: float = 30.0
-    """Seconds that requests in flight may go on after the first SIGINT or SIGTERM."""
-    shutdown_delay_secs: float = 3.0
-    """Seconds after SIGTERM for which `/ready` and `/readiness` say 503 and requests are served as before, so that
-    balancers and Kubernetes send none any more when the port closes; SIGINT closes it at once. `drain_secs` begin then."""
+    """Seconds that requests in flight may go on once the port is closed, by SIGINT, or after `settle_secs` by SIGTERM."""
+    settle_secs: float = 10.0
+    """Seconds after SIGTERM or `/admin/drain` for which `/ready`, `/readiness` and `/health` say 503 and requests are served as
+    before, so that balancers and Kubernetes send none any more when the port closes; SIGINT closes it at once. `drain_secs`
+    begin then."""
     decision_log: str | None = None
     """File to which every input and decision of admission and programs is appended, as JSON lines. If a write fails
     or hangs, recording ends and serving goes on."""
@@ -228,9 +232,10 @@ class GatewayConfig(FleetConfig, frozen=True, kw_only=True, forbid_unknown_field
                 raise ValueError(f"{name} must be at least {least}")
 
     def _check_times(self) -> None:
-        if not 0 < self.send_timeout_secs <= MAX_SECS:
-            raise ValueError(f"send_timeout_secs must be more than 0, and at most {MAX_SECS:g} seconds")
-        for name in ("drain_secs", "shutdown_delay_secs"):
+        for name in ("send_timeout_secs", "keep_alive_secs"):
+            if not 0 < getattr(self, name) <= MAX_SECS:
+                raise ValueError(f"{name} must be more than 0, and at most {MAX_SECS:g} seconds")
+        for name in ("drain_secs", "settle_secs"):
             if not 0 <= getattr(self, name) <= MAX_SECS:
                 raise ValueError(f"{name} must be from 0 to {MAX_SECS:g} seconds")
         if not 0 <= self.sse_keepalive_secs <= MAX_SECS:

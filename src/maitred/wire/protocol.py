@@ -7,7 +7,7 @@
     pipelines   requests behind the one being answered are kept as bytes; from `MAX_PARKED_BYTES` on the socket is not read,
                 and after `PARKED_SECS` they are dropped: the connection ends with the answer, as RFC 9112 (9.3.2) allows
     answers     a client must take `MIN_BYTES_PER_SEC` while an answer waits for it, measured over the send timeout
-    idle        a connection without a request is closed after `KEEP_ALIVE_SECS`, or to make room for others
+    idle        a connection without a request is closed after `keep_alive_secs`, or to make room for others
 
 **Reading.** The socket is read on while a request is answered, so that a client that leaves is noticed at once.
 **Writing.** A client that is too slow makes `start_response` and `send_piece` return a future, and the next request is not
@@ -27,7 +27,6 @@ from maitred.wire.certificate import close_transport, end_sending, limit_buffers
 from maitred.wire.client_limits import (
     BODY_SECS,
     HEAD_SECS,
-    KEEP_ALIVE_SECS,
     LINGER_SECS,
     MAX_HEAD_BYTES,
     MAX_PARKED_BYTES,
@@ -347,7 +346,7 @@ class ServerConnection(asyncio.Protocol):
         if self._exchange is None:
             if self._head_since:
                 return self._head_since + HEAD_SECS, self._on_head_timeout
-            return self._idle_since + KEEP_ALIVE_SECS, self._close
+            return self._idle_since + self._context.keep_alive_secs, self._close
         if self._framing.peer is _SEND_BODY and self._is_reading and self._upload is not None:
             return self._upload[0] + BODY_SECS, self._check_upload
         return _NEVER, self._close

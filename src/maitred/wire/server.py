@@ -1,15 +1,15 @@
 """Serve an app over HTTP/1.1 until told to stop, on one port or several.
 
-The first SIGINT or SIGTERM stops accepting connections, closes those that are idle, and lets requests in flight end, for
-`drain_secs` at most; then their handlers are cancelled, and may still answer. A second signal ends at once. Either way the
-process goes on after `run_server` returns: a server that was told to stop has not failed.
+Told to stop, a server goes through three phases; `ServerContext.is_draining` tells the app, whose readiness balancers look at.
 
-After SIGTERM connections are accepted for `delay_secs` more, and `ServerContext.is_draining` tells the app, whose readiness is
-a balancer's sign.
+    settle   for `settle_secs`   ready no more; connections are accepted, and each ends with its next answer and says so in its
+                                 head: a balancer learns of the end by its checks, some seconds late
+    drain    for `drain_secs`    no more connections; idle ones are closed, and requests in flight may end
+    cut      some seconds        handlers of requests that are left are cancelled, and may still answer
 
-    SIGTERM at 0 s        ready no more; each connection ends with its next answer, as new ones do, and says so in its head
-    3 s (`delay_secs`)    no more connections; idle ones are closed
-    33 s (`drain_secs`)   what is still in flight is cut off
+SIGTERM, and an app that asks for it (`ServerContext.request_stop`), begin with the first. SIGINT begins with the second, for
+nobody at a terminal waits for a balancer. Each further signal ends the phase that it comes in. The process goes on after
+`run_server` returns: a server that was told to stop has not failed.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ import uvloop
 from maitred.core.errors import ConfigError
 from maitred.wire.acceptor import Acceptor
 from maitred.wire.certificate import ServerCertificate
+from maitred.wire.client_limits import KEEP_ALIVE_SECS
 from maitred.wire.exchange import Exchange, Handler
 from maitred.wire.handshakes import TlsAcceptor
 from maitred.wire.machine import ListeningSocket, Machine
@@ -45,6 +46,8 @@ CANCEL_SECS = 5.0
 """Seconds that handlers have to end once they are cancelled."""
 LAST_ANSWERS_SECS = 2.0
 """Seconds that clients have to take the answers of handlers that were cancelled; a connection lingers for less (`protocol`)."""
+LAST_WORDS_SECS = 0.5
+"""Seconds that handlers, and then clients, have for that if a signal has ended the drain."""
 KEPT_BYTES = 8 * 1024 * 1024
 """Freed memory that a server keeps for the next large bodies."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -58,6 +61,8 @@ class App:
 
     send_timeout_secs = SEND_TIMEOUT_SECS
     """Seconds over which the rate of a slow client is measured."""
+    keep_alive_secs = KEEP_ALIVE_SECS
+    """Seconds for which a client's idle connection is kept."""
 
     def __call__(self, exchange: Exchange) -> Coroutine[Any, Any, None]:
         """Answer one request."""
@@ -96,7 +101,7 @@ async def serve(
     ports: Sequence[OpenPort],
     *,
     drain_secs: float = 30.0,
-    delay_secs: float = 0.0,
+    settle_secs: float = 0.0,
     on_ready: Callable[..., object] = lambda *urls: None,
     on_hangup: Callable[[], object] | None = None,
     machine: Machine | None = None,
@@ -106,7 +111,7 @@ async def serve(
     `on_ready` is called with the URL of each port once connections are accepted. `on_hangup` is called for each SIGHUP; without
     it, SIGHUP ends the process, as is its default.
     """
-    server = _Server(app, machine or Machine(), drain_secs, delay_secs)
+    server = _Server(app, machine or Machine(), drain_secs, settle_secs)
     hangup = (signal.SIGHUP,) if on_hangup is not None and hasattr(signal, "SIGHUP") else ()  # not on Windows
     with (
         handle_signals((signal.SIGINT,), server.on_stop_signal),
@@ -116,7 +121,7 @@ async def serve(
         await server.start(ports)
         on_ready(*(port.url for port in ports))
         await server.told_to_stop.wait()
-        await server.announce_stop()
+        await server.settle()
         await server.stop()
 
 
@@ -180,14 +185,16 @@ def make_acceptor(server: ServerContext, port: OpenPort) -> Acceptor | TlsAccept
 
 
 class _Server:
-    def __init__(self, app: App, machine: Machine, drain_secs: float, delay_secs: float = 0.0) -> None:
+    def __init__(self, app: App, machine: Machine, drain_secs: float, settle_secs: float = 0.0) -> None:
         self.told_to_stop = asyncio.Event()
         self._app = app
-        self._drain_secs, self._delay_secs = drain_secs, delay_secs
-        self._is_announced = False
-        """Whether the end is to be announced for `_delay_secs`."""
-        self._context = ServerContext(asyncio.get_running_loop(), app.send_timeout_secs, machine)
-        self._told_twice = asyncio.Event()
+        self._drain_secs, self._settle_secs = drain_secs, settle_secs
+        self._settles = False
+        """Whether the end begins with the phase of settling."""
+        self._context = ServerContext(asyncio.get_running_loop(), app.send_timeout_secs, machine, app.keep_alive_secs)
+        self._context.request_stop = self.request_stop
+        self._skips = asyncio.Event()
+        """Set by a signal that ends the phase under way."""
 
     async def start(self, ports: Sequence[OpenPort]) -> None:
         """Accept connections."""
@@ -197,17 +204,17 @@ class _Server:
             self._context.acceptors.append(acceptor)
             await acceptor.start()
 
-    async def announce_stop(self) -> None:
-        """Serve on for a while, as a server that is not ready, if SIGTERM has said to stop."""
-        if not (self._is_announced and self._delay_secs):
+    async def settle(self) -> None:
+        """Serve on for a while, as a server that is not ready."""
+        if not (self._settles and self._settle_secs):
             return
-        # A balancer learns of a server that ends only after some seconds, and sends requests there meanwhile; SIGTERM comes
-        # from an environment with one. Clients with a pool of connections of their own move on, since each answer ends its
-        # connection. An idle one is not closed yet: a request may be on its way, and a POST that is lost is not sent again.
+        # Clients with a pool of connections of their own move on, since each answer ends its connection. An idle one is not
+        # closed yet: a request may be on its way, and a POST that is lost is not sent again.
         self._drain_connections()
-        log.info("shutting down: not ready any more; connections are accepted for %g s", self._delay_secs)
+        log.info("shutting down: not ready any more; connections are accepted for %g s", self._settle_secs)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._told_twice.wait(), self._delay_secs)
+            await asyncio.wait_for(self._skips.wait(), self._settle_secs)
+        self._skips.clear()
 
     async def stop(self) -> None:
         """Accept no more connections, let requests in flight end, and close everything."""
@@ -220,8 +227,9 @@ class _Server:
         self._drain_connections()
         log.info("shutting down: requests in flight: %d; they may take %g s", len(context.tasks), self._drain_secs)
         await self._wait_until_closed(self._drain_secs)
+        is_hurried = self._skips.is_set()
         await self._cancel_handlers()
-        if not self._told_twice.is_set():
+        if not is_hurried:
             log.info("shut down")
             await self._app.stop()
         for each in (*context.handshakes, *context.connections):
@@ -236,9 +244,11 @@ class _Server:
         log.warning("shutting down: requests that are cut off: %d", len(tasks))
         for task in tasks:
             task.cancel()
-        if not self._told_twice.is_set():
-            await asyncio.wait(tasks, timeout=CANCEL_SECS)
-            await self._wait_until_closed(LAST_ANSWERS_SECS)
+        # Once a signal has ended the drain, what can be said at once is said even so: to close at once would reset it.
+        is_hurried = self._skips.is_set()
+        self._skips.clear()
+        await asyncio.wait(tasks, timeout=LAST_WORDS_SECS if is_hurried else CANCEL_SECS)
+        await self._wait_until_closed(LAST_WORDS_SECS if is_hurried else LAST_ANSWERS_SECS)
 
     def _drain_connections(self) -> None:
         """Let each connection end with its next answer."""
@@ -247,22 +257,27 @@ class _Server:
             connection.drain()
 
     def on_stop_signal(self) -> None:
-        """Take note that the server is to stop; the second time, at once."""
+        """Take note that the server is to stop; when that is known, end the phase under way."""
         if self.told_to_stop.is_set():
-            self._told_twice.set()
+            self._skips.set()
         self.told_to_stop.set()
 
     def on_termination(self) -> None:
-        """Take note that the server is to stop, and that this is announced."""
-        self._is_announced = True
+        """Take note that the server is to stop, and begins with settling."""
+        self._settles |= not self.told_to_stop.is_set()
         self.on_stop_signal()
+
+    def request_stop(self) -> None:
+        """Do as SIGTERM does, once."""
+        if not self.told_to_stop.is_set():
+            self.on_termination()
 
     async def _wait_until_closed(self, secs: float) -> None:
         """Wait until the last connection has ended, for `secs` at most, or for a second signal."""
         if not self._context.connections:
             return
         self._context.all_closed.clear()
-        waits = [asyncio.create_task(event.wait()) for event in (self._context.all_closed, self._told_twice)]
+        waits = [asyncio.create_task(event.wait()) for event in (self._context.all_closed, self._skips)]
         await asyncio.wait(waits, timeout=secs, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from itertools import chain
 from typing import Final, Protocol
 
+from maitred.wire.client_limits import KEEP_ALIVE_SECS
 from maitred.wire.descriptors import DescriptorRoom, choose_idlest
 from maitred.wire.known_heads import KnownHeads
 from maitred.wire.loop_clock import clock_of
@@ -63,10 +65,18 @@ class ServerContext:
     """What all connections of a server share, on whichever of its ports they came."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, send_timeout_secs: float = SEND_TIMEOUT_SECS, machine: Machine | None = None
+        self,
+        loop: asyncio.AbstractEventLoop,
+        send_timeout_secs: float = SEND_TIMEOUT_SECS,
+        machine: Machine | None = None,
+        keep_alive_secs: float = KEEP_ALIVE_SECS,
     ) -> None:
-        """`send_timeout_secs` is the time over which the rate of a slow client is measured."""
+        """`send_timeout_secs` is the time over which the rate of a slow client is measured, `keep_alive_secs` that for which a
+        connection without a request is kept."""
         self.loop = loop
+        self.keep_alive_secs = keep_alive_secs
+        self.request_stop: Callable[[], object] = int
+        """Begins the end of the server, as SIGTERM does; further calls do nothing."""
         machine = machine or Machine()
         self.clock = clock_of(loop, machine.clock)
         self.send_timeout_secs = send_timeout_secs

@@ -81,8 +81,10 @@ class AdminEndpoints:
         tenants: TenantViews,
         pages: SharedPages,
         reloader: ConfigReloader,
+        begin_drain: Callable[[], Mapping[str, Any]],
     ) -> None:
-        """`intake` knows who may see which page."""
+        """`intake` knows who may see which page. `begin_drain` begins the end of the gateway, and says so."""
+        self._begin_drain = begin_drain
         self._fleet = scheduler.fleet
         self._scheduler = scheduler
         self._intake = intake
@@ -180,12 +182,14 @@ class AdminEndpoints:
         raise error_responses.model_unavailable(self._fleet, name)
 
     async def _health(self, exchange: Exchange, viewer: Viewer) -> None:
-        """Answer 200 even if less than the configuration is in force: a restart would not help."""
+        """Answer 200 even if less than the configuration is in force: a restart would not help. Answer 503 once the gateway is
+        told to stop, as balancers look here."""
+        status = 503 if self._snapshots.is_draining else 200
         if viewer.sees_all and self._health_fields is not None:
             page = await self._pages.page("health", lambda: write_json(self._health_steps()))
-            send_bytes(exchange, 200, page, b"application/json")
+            send_bytes(exchange, status, page, b"application/json")
         else:
-            send_json(exchange, 200, self._health_status(names_problems=viewer.sees_all))
+            send_json(exchange, status, self._health_status(names_problems=viewer.sees_all))
 
     def _health_steps(self) -> Steps[Mapping[str, Any]]:
         assert self._health_fields is not None
@@ -195,7 +199,8 @@ class AdminEndpoints:
     def _health_status(self, *, names_problems: bool) -> dict[str, Any]:
         fallback = self._scheduler.fallback
         problems = {"problems": [fallback]} if names_problems and fallback is not None else {}
-        return {"status": "ok" if fallback is None else "degraded", **problems}
+        is_draining = self._snapshots.is_draining
+        return {"status": "draining" if is_draining else "ok" if fallback is None else "degraded", **problems}
 
     async def _ready(self, exchange: Exchange, viewer: Viewer) -> None:
         cluster = None if self._snapshots.cluster is None else self._snapshots.cluster()
@@ -243,19 +248,24 @@ class AdminEndpoints:
         send_json(exchange, 200, self._reloader.in_force().redacted())
 
     async def _drain(self, exchange: Exchange, viewer: Viewer) -> None:
-        backend = await self._named_backend(exchange)
+        """Drain the backend that the body names; without a body, the gateway itself."""
+        body = await read_page_body(exchange)
+        if not body:
+            send_json(exchange, 202, self._begin_drain())
+            return
+        backend = self._named_backend(body)
         self._fleet.drain(backend)
         _send_draining(exchange, backend)
 
     async def _undrain(self, exchange: Exchange, viewer: Viewer) -> None:
-        backend = await self._named_backend(exchange)
+        backend = self._named_backend(await read_page_body(exchange))
         self._fleet.undrain(backend)
         _send_draining(exchange, backend)
 
-    async def _named_backend(self, exchange: Exchange) -> Backend:
-        """Return the backend that the body names. Raises ApiError 400 for a body that names none, 404 for an unknown one."""
+    def _named_backend(self, body: bytes) -> Backend:
+        """Return the backend that `body` names. Raises ApiError 400 for a body that names none, 404 for an unknown one."""
         try:
-            named = _decode_named_backend(await read_page_body(exchange)).backend
+            named = _decode_named_backend(body).backend
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise error_responses.no_backend_named(str(error)) from error
         for backend in self._fleet.backends:

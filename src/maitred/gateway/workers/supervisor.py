@@ -88,6 +88,7 @@ class Supervisor:
         one of them cannot be started."""
         parent = self._parent
         parent.on_worker_ready = self._on_worker_ready
+        parent.request_stop = self._request_stop
         with (
             handle_signals((signal.SIGINT,), lambda: self._stop(signal.SIGINT)),
             handle_signals((signal.SIGTERM,), lambda: self._stop(signal.SIGTERM)),
@@ -180,6 +181,10 @@ class Supervisor:
         self._failure = self._failure or problem
         self._stop(signal.SIGTERM)
 
+    def _request_stop(self) -> None:
+        if not self._stopping.is_set():
+            self._stop(signal.SIGTERM)
+
     def _stop(self, number: signal.Signals) -> None:
         """Tell all workers to end."""
         if not self._stopping.is_set():
@@ -189,7 +194,7 @@ class Supervisor:
             for port in self._ports:
                 port.close()
             config = self._parent.config
-            secs = config.drain_secs + config.shutdown_delay_secs + _GRACE_SECS
+            secs = config.drain_secs + config.settle_secs + _GRACE_SECS
             asyncio.get_running_loop().call_later(secs, self._signal_all, signal.SIGKILL)
         self._changed.set()
         self._signal_all(number)

@@ -80,6 +80,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
             sse_keepalive_secs=self.keepalive_secs,
             decision_log=decision_log,
             access_log=True,
+            settle_secs=3.0,
             upstream=UpstreamLimits(head_secs=60.0, idle_secs=30.0),
             retry=RetryConfig(budget_floor_per_sec=self.retries_per_sec, budget_share=self.retry_share),
         )
