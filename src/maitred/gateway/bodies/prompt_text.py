@@ -35,10 +35,11 @@ MAX_PROMPT_BYTES: Final = 1024 * 1024
 """Size of the beginning of a prompt that is compared: enough to recognise a prompt, and images in prompts are large."""
 LARGE_PROMPT_BYTES: Final = 256 * 1024
 """Size of a body from which on its prompt is looked through in steps."""
-_STRING: Final = rb'"([^"\\]*+(?:\\.[^"\\]*+)*+)(?:"|\\?\Z)'
-_MEMBERS: Final = re.compile(
-    rb'"(?:role|text|content|name|arguments|output|url|image_url|data|file_id|file_data)"\s*:\s*' + _STRING, re.DOTALL
-)
+_IN_STRING: Final = rb'[^"\\]*+(?:\\.[^"\\]*+)*+'
+_REST: Final = re.compile(_IN_STRING, re.DOTALL)
+_OPENING: Final = rb'"(?:role|text|content|name|arguments|output|url|image_url|data|file_id|file_data)"\s*:\s*"'
+_BEGIN: Final = re.compile(_OPENING)
+_MEMBERS: Final = re.compile(_OPENING + b"(" + _IN_STRING + rb')(?:"|\\?\Z)', re.DOTALL)
 """The strings that an engine computes; the last one may be cut off, also within an escape."""
 _MARK_NAME: Final = b'"cache_control"'
 _MARK: Final = re.compile(_MARK_NAME + rb"\s*:\s*(?:\{[^{}]*\}|null)")
@@ -123,14 +124,37 @@ def _text_of(part: msgspec.Raw) -> Steps[bytes]:
         # A comma is never between the name of a member and its string, but it may be in the string.
         comma = raw.find(b",", at + _BYTES_IN_STEP)
         stop = comma if comma >= 0 else len(raw)
-        for member in _MEMBERS.finditer(raw, at, stop):
-            is_cut = member.end() == stop
-            whole = cast("re.Match[bytes]", _MEMBERS.match(raw, member.start())) if is_cut else member
-            found.append(_without_billing(whole[1]))
-            at = whole.end()
+        if stop - at > 2 * _BYTES_IN_STEP:  # hardly more than one string, which takes more than a step
+            opening = _BEGIN.search(raw, at, stop)
+            if opening is not None:
+                end = yield from _end_of_string(raw, opening.end())
+                found.append(_without_billing(raw[opening.end() : end]))
+                at = end + 1
+                continue
+        else:
+            for member in _MEMBERS.finditer(raw, at, stop):
+                begin, at = member.start(1), member.end()
+                if at == stop:
+                    end = yield from _end_of_string(raw, member.end(1))
+                    found.append(_without_billing(raw[begin:end]))
+                    at = end + 1
+                else:
+                    found.append(_without_billing(member[1]))
         at = max(at, stop)
         yield
     return b"\0".join(filter(None, found)) if found else _without_billing(raw.strip(b'"'))
+
+
+def _end_of_string(raw: bytes, at: int) -> Steps[int]:
+    """Return where a string ends that is open at `at`: at its quote, or where `raw` is cut off, before half an escape."""
+    while True:
+        yield
+        end = cast("re.Match[bytes]", _REST.match(raw, at, at + 1 + _BYTES_IN_STEP)).end()
+        # A window has two bytes at least. What is left of it is a quote, or a backslash whose second byte is in the next window
+        # or nowhere.
+        if end == at or raw.startswith(b'"', end):
+            return end
+        at = end
 
 
 def _without_billing(text: bytes) -> bytes:
