@@ -356,6 +356,8 @@ def test_a_worker_that_is_made_while_all_are_told_to_end_is_told_too(tmp_path: P
             return 0
 
     class Parent(SimpleNamespace):
+        machine = Machine()
+
         async def open(self, path: str, secret: bytes) -> None:
             pass
 

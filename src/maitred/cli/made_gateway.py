@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from maitred.gateway.admin.reload import GatewaySettings
     from maitred.gateway.app import Gateway
     from maitred.gateway.observe.logs import LogOutput
+    from maitred.wire.machine import Machine
 
 GatewayT = TypeVar("GatewayT", bound="Gateway")
 
@@ -33,6 +34,14 @@ def make_gateway(
         default_state=default_state(os.environ, config.gateway.port),
         log_output=output,
     )
+
+
+def this_machine() -> Machine:
+    """Return the machine of this process, with what the service manager has passed to it. Raises ConfigError."""
+    from maitred.wire.machine import Machine
+    from maitred.wire.service_manager import ServiceManager
+
+    return Machine(service_manager=ServiceManager.of_process(os.environ, os.getpid()))
 
 
 def default_state(env: Mapping[str, str], port: int) -> str | None:

@@ -73,7 +73,7 @@ def serve_with_envoy(
         hint = "leave one of them out; or maitred scheduler --ext-proc, with an Envoy of its own"
         raise ConfigError("a gateway behind Envoy schedules for itself, and goes not with --scheduler", where=where, hint=hint)
     require_extra(where)
-    from maitred.cli.made_gateway import make_gateway
+    from maitred.cli.made_gateway import make_gateway, this_machine
     from maitred.files.undo import whole_or_nothing
     from maitred.gateway.app import serve_gateway
     from maitred.gateway.cluster.link_setup import link_name
@@ -82,11 +82,13 @@ def serve_with_envoy(
     from maitred.gateway.envoy.envoy_process import require_envoy
     from maitred.gateway.envoy.picker_scheduler import ExtProcPort
     from maitred.scheduler.interface import open_election
-    from maitred.wire.machine import Machine
     from maitred.wire.server import run_server
 
     require_envoy(where)
-    config, link, machine = loaded.config.gateway, loaded.config.scheduler, Machine()
+    config, link, machine = loaded.config.gateway, loaded.config.scheduler, this_machine()
+    if machine.service_manager.ports:
+        problem = "Envoy opens its port by itself, and takes no socket that was passed"
+        raise ConfigError(problem, where=where, hint="start it without a socket unit")
     make = partial(
         EnvoyGateway,
         machine=machine,

@@ -14,6 +14,7 @@ from maitred import __version__
 from maitred.cli import hangup_came
 from maitred.cli.config_flags import BACKENDS, GATEWAY_ADMISSION, LEGACY_ADMISSION, SCHEDULER, SCHEDULER_LOG
 from maitred.cli.flags import SWITCH, command, flag
+from maitred.cli.made_gateway import this_machine
 from maitred.cli.serve import load_to_serve, log_warnings, reloaded_settings, values_of
 from maitred.cli.smg_flags import SmgFlags
 from maitred.cli.terminal import raise_file_limit
@@ -75,6 +76,7 @@ def _serve(sources: ConfigSources, loaded: LoadedConfig, output: LogOutput) -> N
         log.info("maitred %s starts: process %d, scheduler, admission %s", __version__, os.getpid(), mode)
         ports = scheduler.open_ports()
         scheduler.open_link()
+        scheduler.machine.service_manager.require_all_taken("scheduler.pages_port or that of scheduler.listen")
     run_server(serve_gateway(scheduler, ports, partial(_on_ready, scheduler, output)))
 
 
@@ -83,9 +85,8 @@ def _make_scheduler(sources: ConfigSources, loaded: LoadedConfig, output: LogOut
     from maitred.gateway.cluster.link_setup import link_name, link_secret, listening_context
     from maitred.gateway.cluster.scheduler_gateway import LinkPort, SchedulerGateway
     from maitred.scheduler.interface import LinkAddress, open_election
-    from maitred.wire.machine import Machine
 
-    config, machine = loaded.config, Machine()
+    config, machine = loaded.config, this_machine()
     link = config.scheduler
     advertise = None if link.advertise is None else LinkAddress.parse(link.advertise)
     ext_proc = ext_proc_port(link)

@@ -14,7 +14,7 @@ from maitred import __version__
 from maitred.cli import hangup_came
 from maitred.cli.config_flags import BACKENDS, CALLERS, FLOW_CONTROL, GATEWAY_ADMISSION, LINKED, SERVE, SERVER
 from maitred.cli.flags import SWITCH, command, flag, set_value
-from maitred.cli.made_gateway import make_gateway
+from maitred.cli.made_gateway import make_gateway, this_machine
 from maitred.cli.program_flags import PROGRAM_FLAG_NAMES
 from maitred.cli.smg_flags import SmgFlags, smg_values
 from maitred.cli.terminal import exit_if_any, raise_file_limit
@@ -27,8 +27,11 @@ if TYPE_CHECKING:
     from maitred.gateway.app import Gateway
     from maitred.gateway.config import GatewayConfig
     from maitred.gateway.observe.logs import LogOutput
+    from maitred.wire.machine import Machine
 
 log = logging.getLogger("maitred.gateway")
+PORT_KEYS = "gateway.port or gateway.admin_port"
+"""The keys of the ports of a gateway."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,24 +142,25 @@ def _serve(sources: ConfigSources, loaded: LoadedConfig, output: LogOutput) -> N
         serve_workers(loaded, output, number, lambda: reloaded_settings(sources), on_ready)
         return
     with whole_or_nothing():
-        gateway = make_gateway(_kind(loaded.config), loaded, output, lambda: reloaded_settings(sources))
+        machine = this_machine()
+        gateway = make_gateway(_kind(loaded.config, machine), loaded, output, lambda: reloaded_settings(sources))
         log.info("maitred %s starts: process %d, admission %s", __version__, os.getpid(), gateway.core.config.mode)
         ports = gateway.open_ports()
+        machine.service_manager.require_all_taken(PORT_KEYS)
     run_server(serve_gateway(gateway, ports, partial(_on_ready, gateway, output)))
 
 
-def _kind(config: Config) -> Callable[..., Gateway]:
+def _kind(config: Config, machine: Machine) -> Callable[..., Gateway]:
     """Return what makes the gateway: one that schedules for itself, or one that asks a scheduler. Raises ConfigError."""
     if not config.scheduler.addresses:
         from maitred.gateway.app import Gateway
 
-        return Gateway
+        return partial(Gateway, machine=machine)
     from maitred.gateway.cluster.link_setup import link_name, link_secret, make_dialer
     from maitred.gateway.cluster.linked_gateway import LinkedGateway
     from maitred.scheduler.interface import Degrading, RemoteScheduler
-    from maitred.wire.machine import Machine
 
-    link, machine = config.scheduler, Machine()
+    link = config.scheduler
     dialer, secret = make_dialer(link, machine.random), link_secret(link)
     degrading = Degrading(link.degraded, link.degraded_after_secs)
     make_scheduler = partial(RemoteScheduler, dialer=dialer, name=link_name(link), secret=secret, degrading=degrading)

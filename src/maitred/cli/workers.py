@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from maitred import __version__
 from maitred.cli import hangup_came
-from maitred.cli.made_gateway import make_gateway
+from maitred.cli.made_gateway import make_gateway, this_machine
 from maitred.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ def serve_workers(
     from maitred.gateway.workers.parent import ParentGateway
     from maitred.gateway.workers.settings import WorkerFolder, check_body_shares
     from maitred.gateway.workers.supervisor import Supervisor, open_shared
-    from maitred.wire.machine import Machine
     from maitred.wire.server import run_server
 
     config = loaded.config
@@ -54,11 +53,13 @@ def serve_workers(
     with tempfile.TemporaryDirectory(prefix="maitred-") as path:
         folder = WorkerFolder(Path(path))
         with whole_or_nothing():
-            make = partial(ParentGateway, write_settings=folder.write_settings)
+            machine = this_machine()
+            make = partial(ParentGateway, write_settings=folder.write_settings, machine=machine)
             parent = make_gateway(make, loaded, output, reload_shared)
             mode = parent.core.config.mode
             log.info("maitred %s starts: process %d, %d workers, admission %s", __version__, os.getpid(), number, mode)
-            ports = open_shared(parent.listeners(), number, Machine())
+            ports = open_shared(parent.listeners(), number, machine)
+            machine.service_manager.require_all_taken("gateway.port or gateway.admin_port")
         folder.make_secret()
         folder.write_settings(parent.settings())
 

@@ -320,7 +320,8 @@ class Gateway(App):
             log.warning("SIGHUP changes nothing: this gateway is shutting down")
             return
         self._outputs.reopen()
-        self._reloader.request_reload()
+        self.machine.service_manager.tell_reloading(self._clock.now())
+        self._reloader.request_reload(self.machine.service_manager.tell_ready)
 
 
 def serve_gateway(

@@ -21,6 +21,7 @@
     tls, origin      the same client over TLS; scheme, host and port of an upstream
     certificate      the certificate of a server, and how it is replaced; certificate_dates: when it is valid
     known_heads      heads that came before mean what they meant then
+    service_manager  sockets that systemd passes, and what it is told
     unix_signals     signals of the process; tasks: how what runs beside requests ends
     errors           limits of the client, and how a request can fail
     sse              server-sent events

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from maitred.wire.clock import Clock
+from maitred.wire.service_manager import ServiceManager
 from maitred.wire.sockets import SystemSocketWatch, descriptor_limit
 
 BACKLOG: Final = 2048
@@ -61,20 +62,27 @@ class SocketWatch(Protocol):
 class Machine:
     """The machine on which this process runs."""
 
-    def __init__(self, clock: Clock | None = None) -> None:
+    def __init__(self, clock: Clock | None = None, service_manager: ServiceManager | None = None) -> None:
         self.clock = clock or Clock()
         """The clock of all parts."""
+        self.service_manager = service_manager or ServiceManager()
+        """What has started this process."""
         self.random: random.Random = random.SystemRandom()
         """Draws what no other process may draw as well."""
 
     def listen(self, host: str, port: int) -> ListeningSocket:
         """Return a socket that listens; port 0 takes any free port. Raises OSError, also for an unknown host, and OverflowError
-        for a number that is no port."""
-        return _listen(host, port)
+        for a number that is no port. A socket that the service manager has passed for this port is used as it is."""
+        passed = self.service_manager.take(port)
+        return _listen(host, port) if passed is None else SystemListener(passed)
 
     def listen_often(self, host: str, port: int, number: int) -> list[SystemListener]:
         """Return so many sockets that listen on one port, among which the system spreads connections; one alone where it cannot
-        (no SO_REUSEPORT). Raises as `listen`, also if another process listens there, whatever it allows."""
+        (no SO_REUSEPORT), and where the service manager has passed one. Raises as `listen`, also if another process listens
+        there, whatever it allows."""
+        passed = self.service_manager.take(port)
+        if passed is not None:
+            return [SystemListener(passed)]
         first = _listen(host, port)
         if number == 1 or not hasattr(socket, "SO_REUSEPORT"):
             return [first]

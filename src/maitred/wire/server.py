@@ -120,7 +120,9 @@ async def serve(
     ):
         await server.start(ports)
         on_ready(*(port.url for port in ports))
+        server.manager.tell_ready()
         await server.told_to_stop.wait()
+        server.manager.tell_stopping()
         await server.settle()
         await server.stop()
 
@@ -187,6 +189,7 @@ def make_acceptor(server: ServerContext, port: OpenPort) -> Acceptor | TlsAccept
 class _Server:
     def __init__(self, app: App, machine: Machine, drain_secs: float, settle_secs: float = 0.0) -> None:
         self.told_to_stop = asyncio.Event()
+        self.manager = machine.service_manager
         self._app = app
         self._drain_secs, self._settle_secs = drain_secs, settle_secs
         self._settles = False

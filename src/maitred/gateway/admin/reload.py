@@ -136,17 +136,17 @@ class ConfigReloader:
         """Whether nothing is reloaded any more."""
         return self._is_closed
 
-    def request_reload(self) -> None:
-        """Start a reload, without waiting for it.
+    def request_reload(self, on_ended: Callable[[], object] = lambda: None) -> None:
+        """Start a reload, without waiting for it. `on_ended` is called when no reload is left to do, however they went.
 
         While one is running, all further requests together are one more, `MIN_INTERVAL_SECS` after its end: each costs CPU
         time, and the last one finds what all would have found.
         """
         self._is_requested = True
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._reload_as_requested())
+            self._task = asyncio.get_running_loop().create_task(self._reload_as_requested(on_ended))
 
-    async def _reload_as_requested(self) -> None:
+    async def _reload_as_requested(self, on_ended: Callable[[], object]) -> None:
         while self._is_requested:
             self._is_requested = False
             with contextlib.suppress(Exception):  # The log has it, and the next request for a reload is to be served.
@@ -154,6 +154,7 @@ class ConfigReloader:
             if self._is_requested:
                 await asyncio.sleep(MIN_INTERVAL_SECS)
         self._task = None
+        on_ended()
 
     async def reload(self) -> ReloadResult:
         """Reload now, and log how it went. Raises ConfigError, and changes nothing then."""

@@ -99,6 +99,7 @@ class Supervisor:
             await self._wait_until_ready()
             if self._failure is None and not self._stopping.is_set():
                 on_ready(*(port.url for port in self._ports))
+                parent.machine.service_manager.tell_ready()
             await asyncio.gather(*keepers)
             await parent.close()
         if self._failure is not None:
@@ -189,6 +190,7 @@ class Supervisor:
         """Tell all workers to end."""
         if not self._stopping.is_set():
             self._stopping.set()
+            self._parent.machine.service_manager.tell_stopping()
             self._parent.announce_end()
             # A worker that stops accepting must be the last that has its socket, or clients would wait in a queue of nobody.
             for port in self._ports:
