@@ -9,9 +9,10 @@ from pathlib import Path
 import msgspec
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-_COMMAND = re.compile(r"(?:\$ )?((?:[A-Z_]+=\S+ )?(?:maitred|python3?|make|pip|curl|\.ci/run)\b.*)")
+_PROGRAMS = r"maitred|python3?|make|pip|curl|helm|kubectl|podman|docker|systemctl|promtool|\.ci/run"
+_COMMAND = re.compile(rf"(?:\$ )?((?:[A-Z_]+=\S+ )?(?:{_PROGRAMS})\b(?!:).*)")  # `maitred: ...` is what maitred says
 _SHELL = ("", "sh", "bash", "console")
 
 

@@ -13,6 +13,7 @@ import maitred
 PACKAGE = Path(maitred.__file__).parent
 SEAMS = {
     *("wire/clock.py", "wire/machine.py"),
+    "wire/service_manager.py",  # a part of the machine, which a made-up one does not have
     "files/daemon_threads.py",  # how the system runs what the event loop is asked to run in a thread
     "files/__init__.py",  # waits in the system, before anything is served or in such a thread
 }

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGE = ROOT / "src" / "maitred"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NAMED = re.compile(r"(?<![\w./{-])((?:[a-z_][\w]*/)*[a-z_]\w*\.py)\b")
 FIRST_CONTRIBUTION = {"src/maitred/queueing/shortest_output.py", "tests/queueing/test_sof.py"}
 """What CONTRIBUTING has a reader write; `test_first_contribution` tries it."""
