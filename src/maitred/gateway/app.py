@@ -26,6 +26,7 @@ from maitred.gateway.admin.program_pages import ProgramPages
 from maitred.gateway.admin.reload import ConfigReloader, GatewaySettings
 from maitred.gateway.bodies.body_budget import BodyBudget
 from maitred.gateway.config import GatewayConfig
+from maitred.gateway.dashboard.pages import Dashboard
 from maitred.gateway.intake.request_intake import RequestIntake
 from maitred.gateway.observe.descriptor_watch import DescriptorWatch
 from maitred.gateway.observe.logs import LogOutput
@@ -199,6 +200,16 @@ class Gateway(App):
         )
         if programs is not None:
             self._endpoints.add(*programs.endpoints(shared).paths, programs.health_fields)
+        self._dashboard = Dashboard(
+            snapshots=self._snapshots,
+            admission=admission,
+            counters=self.counters,
+            metrics=self.request_metrics,
+            programs=None if programs is None else programs.views,
+            pages=shared,
+            clock=self._clock,
+        )
+        self._endpoints.add(self._dashboard.endpoints(), {})
 
     @property
     def core(self) -> Admission:
@@ -220,6 +231,7 @@ class Gateway(App):
         self._loop_lag.start()
         self._idle_checks.start()
         self._outputs.start()
+        self._dashboard.start()
         if self._program_pages is not None:
             self._program_pages.start()
         self.scheduler.start()
@@ -231,6 +243,7 @@ class Gateway(App):
         self._descriptors.stop()
         self._loop_lag.stop()
         self._idle_checks.stop()
+        await self._dashboard.close()
         await self.scheduler.close()
         if self._program_pages is not None:
             await self._program_pages.close()

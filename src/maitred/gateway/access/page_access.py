@@ -70,6 +70,8 @@ class Page(StrEnum):
     MODELS = "`/v1/models`"
     LOADS = "`/get_loads`, `/programs/metrics`"
     ADMIN = "`/admin/*`"
+    DASHBOARD = "`/maitred` (the empty page)"
+    LIVE = "`/maitred/events`, `/maitred/live`"
     ENGINE = "operator's routes of an engine"
 
 
@@ -100,6 +102,8 @@ WITH_OPERATOR: Final = {
     Page.MODELS: Row(_ALL, _ALL, _NEEDS_KEY, _ALL),
     Page.LOADS: Row(_ALL, _FORBIDDEN, _NEEDS_KEY, _ALL),
     Page.ADMIN: Row(_ALL, _FORBIDDEN, _NEEDS_KEY, _FORBIDDEN),
+    Page.DASHBOARD: _FOR_ANYONE,
+    Page.LIVE: Row(_ALL, _FORBIDDEN, _NEEDS_KEY, _FORBIDDEN),
     Page.ENGINE: Row(_ALL, _ABSENT, _NEEDS_KEY, _ABSENT),
 }
 """On the only port, and on `admin_port`."""
@@ -111,6 +115,8 @@ FOR_CLIENTS: Final = {
     Page.MODELS: WITH_OPERATOR[Page.MODELS],
     Page.LOADS: _NOWHERE,
     Page.ADMIN: _NOWHERE,
+    Page.DASHBOARD: _NOWHERE,
+    Page.LIVE: _NOWHERE,
     Page.ENGINE: Row(_ABSENT, _ABSENT, _NEEDS_KEY, _ABSENT),
 }
 """On the port of the clients beside an `admin_port`."""

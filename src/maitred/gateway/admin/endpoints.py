@@ -121,7 +121,7 @@ class AdminEndpoints:
         what /health says beside its status; None: nothing."""
         self._endpoints.update(by_path)
         self._by_prefix.update(by_prefix)
-        self._health_fields = health_fields
+        self._health_fields = health_fields or self._health_fields
 
     def answers(self, path: str) -> bool:
         """Return whether the gateway itself answers this path."""

@@ -9,6 +9,7 @@ has ended by then is left out.
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -191,6 +192,21 @@ class ProgramViews:
         for some in in_batches(visible, _PROGRAMS_IN_STEP):
             yield [(names.of(program), program) for program in some if program.state is not ProgramState.TERMINATED]
 
+    def survey(self, most: int) -> Steps[tuple[ProgramCounts, dict[str, ProgramView]]]:
+        """Return in steps the counts of all programs, and by name those an operator looks for first, at most so many: paused
+        ones, marked ones, and then those with most tokens."""
+        counts, first = ProgramCounts(), list[Program]()
+        for some in in_batches(self._core.programs, _PROGRAMS_IN_STEP):
+            present = [program for program in some if program.state is not ProgramState.TERMINATED]
+            for program in present:
+                counts.add(program)
+            first = heapq.nlargest(most, [*first, *(each for each in present if not each.is_anonymous)], key=_urgency)
+            yield
+        names = _DistinctNames()
+        names.add(first)
+        shown = {names.of(each): self._view(each, names_backend=True) for each in first}
+        return counts, shown
+
     def health_fields(self) -> Steps[dict[str, Any]]:
         """Return in steps the fields that /health has beside its status."""
         backends = list(self._fleet.backends)
@@ -306,6 +322,10 @@ class ProgramViews:
 def _is_visible(program: Program, viewer: Viewer) -> bool:
     """Return whether a program has an id and `viewer` may see it."""
     return not program.is_anonymous and (viewer.sees_all or program.key.tenant == viewer.tenant)
+
+
+def _urgency(program: Program) -> tuple[bool, bool, int]:
+    return program.state is ProgramState.PAUSED, program.is_marked, program.tokens
 
 
 class _DistinctNames:

@@ -132,6 +132,10 @@ class PoolState(msgspec.Struct):
     """Idle slots that are held back by class now."""
     desired: dict[str, int]
     """Slots reserved by class, as configured."""
+    held_by: dict[str, int]
+    """Requests by class that hold a slot."""
+    waiting_by: dict[str, int]
+    """Requests by class that wait for one."""
 
 
 class ModelState(msgspec.Struct):

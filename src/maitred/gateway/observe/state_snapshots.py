@@ -200,6 +200,8 @@ def _pool_state(view: PoolView) -> PoolState:
         reserved={c.label: of_class.reserved for c, of_class in view.classes.items()},
         held={c.label: of_class.held for c, of_class in view.classes.items()},
         desired={c.label: of_class.desired for c, of_class in view.classes.items()},
+        held_by={c.label: of_class.in_flight for c, of_class in view.classes.items()},
+        waiting_by={c.label: of_class.waiting for c, of_class in view.classes.items()},
     )
 
 

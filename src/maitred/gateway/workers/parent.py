@@ -119,6 +119,7 @@ class ParentGateway(Gateway):
         assert isinstance(self._snapshots, SharedSnapshots)
         self._shared = self._snapshots
         self._shared.totals = self._totals
+        self._dashboard.refresh = self._shares.add_up
         file = self._outputs.record_sink
         self._record = RecordOfWorkers(file, self._tell_worker) if isinstance(file, RecordFile) else None
         self._answered: dict[GatewayId, int] = {}
@@ -140,6 +141,7 @@ class ParentGateway(Gateway):
         """Begin to schedule for the workers that connect to the Unix socket `path`. Raises ConfigError if there can be none."""
         self._idle_checks.start()
         self._outputs.start()
+        self._dashboard.start()
         if self._program_pages is not None:
             self._program_pages.start()
         self.host = host = self.scheduler.host(secret)
@@ -161,6 +163,7 @@ class ParentGateway(Gateway):
         self._idle_checks.stop()
         if self.host is not None:
             await self._hear_the_last()
+        await self._dashboard.close()
         await self.close_host()
         await self.scheduler.close()
         if self._program_pages is not None:

@@ -9,11 +9,12 @@ from typing import Any, Final
 
 import msgspec
 
-from maitred.gateway.access.page_access import Viewer
+from maitred.gateway.access.page_access import Shown, Viewer
 from maitred.gateway.admin.endpoints import AdminEndpoints, Endpoint, read_page_body
 from maitred.gateway.admin.program_endpoints import paths_answered_by
 from maitred.gateway.admin.reload import GatewaySettings
 from maitred.gateway.app import Gateway
+from maitred.gateway.dashboard.pages import DASHBOARD_PATH, EVENTS_PATH, LIVE_PATH
 from maitred.gateway.observe.outputs import GatewayOutputs
 from maitred.gateway.observe.recording import RecordSink
 from maitred.gateway.workers.notes import NoteKind, PageAnswer, PageQuestion, Rules
@@ -30,8 +31,8 @@ log = logging.getLogger("maitred.gateway")
 _COUNTS_SECS: Final = 1.0
 _ANSWER_SECS: Final = 10.0
 """How long a page may take to be made."""
-_OWN_PAGES: Final = ("/liveness",)
-"""Pages that say something of this process alone."""
+_OWN_PAGES: Final = ("/liveness", DASHBOARD_PATH, EVENTS_PATH)
+"""Pages that say something of this process alone, or that it makes of what its parent tells."""
 
 
 class AskedPages:
@@ -116,6 +117,7 @@ class WorkerGateway(Gateway):
         self._asked = AskedPages(self.scheduler.link.report)
         assert isinstance(self._endpoints, WorkerEndpoints)
         self._endpoints.asked = self._asked
+        self._dashboard.feed.look = self._look
         if self.programs is not None:
             self._endpoints.add(*paths_answered_by(_answered_by_parent))
         self.scheduler.on_note, self.scheduler.link.on_opened = self._on_note, self._on_opened
@@ -169,6 +171,15 @@ class WorkerGateway(Gateway):
                 self.scheduler.follow(rules.admission, rules.fallback)
             case NoteKind.RELOAD:
                 self._begin(self._take_settings(note.number))
+
+    async def _look(self) -> bytes:
+        """Return what the dashboard shows, as the parent sees it. Raises ApiError."""
+        answer = await self._asked.ask(PageQuestion("GET", LIVE_PATH, b"", "", Shown.ALL))
+        if answer.status != 200:
+            raise ApiError(
+                answer.status, "the scheduler cannot say what there is to show", kind="server_error", code=answer.code
+            )
+        return answer.body
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         """Do something beside requests, until this worker ends."""

@@ -1,15 +1,14 @@
 """Parts of pages: the frame of every page (the head with the style, the title, and the scripts that draw its charts), tables,
 and charts, whose curves and points are JSON, which `script.js` gives to uPlot.
 
-uPlot 1.6.32 (Leon Sorokin, MIT licence: `uplot.LICENSE`) draws them, and is copied into the page. It has the axes, the zoom and
-the cursor that all charts over time share. A reader that does not see a chart gets its description (`aria-label`).
+uPlot (`webpage`) draws them, and is copied into the page. It has the axes, the zoom and the cursor that all charts over time
+share. A reader that does not see a chart gets its description (`aria-label`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from html import escape
-from importlib.resources import files
 from typing import Any
 
 import msgspec
@@ -17,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from maitred.report.panels import Curve, Floats, Panel, Scatter
+from maitred.webpage import read_page_file, shared_scripts, shared_style
 
 ZOOM_NOTE = "Drag to zoom in, double click to see all again; with the keyboard +, -, 0 and the arrows."
 _TINY = 1e-3
@@ -25,14 +25,16 @@ _TINY = 1e-3
 
 def page_parts(title: str, command: str, intro: str, body: Iterable[str]) -> Iterator[str]:
     """Yield a page in pieces. `command` is the one that makes it; `intro` and `body` are HTML."""
-    style = _file("uplot.min.css") + _file("style.css")
+    style = shared_style() + read_page_file(__package__, "style.css")
     yield '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
     yield f"<title>{escape(title)} – maitred</title>\n<style>\n{style}</style>\n</head>\n<body>\n"
     yield f'<header><div class="eyebrow">maitred {escape(command)}</div><h1>{escape(title)}</h1>\n{intro}</header>\n<main>\n'
     yield from body
     yield '</main>\n<noscript><p class="warning">The charts of this page are drawn by its own script.</p></noscript>\n'
-    yield f"<script>\n{_file('uplot.min.js')}</script>\n<script>\n{_file('script.js')}</script>\n</body>\n</html>\n"
+    uplot, charts = shared_scripts()
+    own = read_page_file(__package__, "script.js")
+    yield f"<script>\n{uplot}</script>\n<script>\n{charts}{own}</script>\n</body>\n</html>\n"
 
 
 def table_html(table: Table, caption: str) -> str:
@@ -72,10 +74,6 @@ def _plain(cell: object) -> str:
 
 def _text(cell: object) -> str:
     return escape(_plain(cell)).replace("\n", "<br>")
-
-
-def _file(name: str) -> str:
-    return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 def chart_html(panel: Panel) -> str:
