@@ -8,7 +8,7 @@ decision bears the instant at which it fell due.
 Example: request a holds the only slot, b and c queue; the timeout of b passes at 30.0 s, and no timer fires. The next
 input is the release of a at 30.2 s. It first rejects b, with the time 30.0 s, and then admits c at 30.2 s.
 
-    submit(ticket)    rate gate ─▶ policy gate ─▶ pool: admit, queue or reject
+    submit(ticket)    rate gate ─▶ policy gate ─▶ limits ─▶ pool: admit, queue or reject
     release(id)       the slot, or the place in the queue, is free ─▶ waiting requests enter, in other pools too
     advance(now)      timeouts, preemption budgets, starvation, ticks
     decline(id)       it is a victim, and its first byte was sent before the gateway knew ─▶ its preemptor takes another
@@ -34,6 +34,7 @@ from maitred.admission.adoption import enlist
 from maitred.admission.coordinator import PoolCoordinator
 from maitred.admission.gates.policy_gate import PolicyGate, Refusal
 from maitred.admission.gates.rate_gate import RateGate, make_rate_gate
+from maitred.admission.gates.usage_limits import UsageLimits
 from maitred.admission.learned_slots.signals import NO_DEMAND, PoolDemand
 from maitred.admission.pool.agenda import NEVER, Agenda
 from maitred.admission.pool.pool_views import HeadroomWatch, PoolSurvey, PoolView
@@ -54,8 +55,8 @@ from maitred.core.slo_classes import slo_class_of, slo_priority
 from maitred.core.steps import Steps
 from maitred.core.units import Micros
 
-_NEW, _ADMITTED = TicketState.NEW, TicketState.ADMITTED  # members of enums are slow to look up
-_STREAMING, _VICTIM, _LEFT = TicketState.STREAMING, TicketState.VICTIM, TicketState.LEFT
+# Members of enums are slow to look up.
+_NEW, _STREAMING, _VICTIM, _LEFT = TicketState.NEW, TicketState.STREAMING, TicketState.VICTIM, TicketState.LEFT
 _DECLINE, _FIRST_BYTE, _PREEMPTED = TicketEvent.DECLINE, TicketEvent.FIRST_BYTE, ReleaseReason.SLOT_PREEMPTED
 
 
@@ -89,6 +90,7 @@ class Admission:
         self.uses_costs = False
         """Whether decisions depend on what requests cost, so that `release` should be told of `tokens`."""
         self._rate_gate: RateGate | None = None
+        self.limits = UsageLimits(self._agenda.reserved)
         self._policy_gate, self._has_gates = PolicyGate(config), False
         self.reads_load = False
         """Whether `submit` reads `load`."""
@@ -161,12 +163,15 @@ class Admission:
         return [*settled, *decisions] if settled else decisions
 
     def _refuse_at_gates(self, ticket: Ticket, load: FleetLoad, now: Micros) -> Decision | None:
-        """Reject a newcomer that is over the rate, or that the policy refuses; return None if it may ask for a slot."""
+        """Reject a newcomer that is over a rate or limit, or that the policy refuses; return None if it may ask for a slot."""
         refused = None if self._rate_gate is None else self._rate_gate.reject_over_rate(ticket, now)
         if refused is not None:
             return refused
         ticket.tenant_account = self._account_of(ticket)
-        return None if self._policy_gate.is_open else self._policy_gate.reject_refused(ticket, load, now)
+        refused = None if self._policy_gate.is_open else self._policy_gate.reject_refused(ticket, load, now)
+        if refused is None and self.limits.is_on and (refusal := self.limits.reserve(ticket, now)) is not None:
+            return self._policy_gate.reject(ticket, refusal, now)
+        return refused
 
     def confirm_first_byte(self, request_id: RequestId, now: Micros) -> bool:
         """Ask whether the first byte of a response may be sent.
@@ -219,12 +224,14 @@ class Admission:
             return settled
         if release_reason is _PREEMPTED and ticket.state is not _VICTIM:
             raise TransitionError(f"{ticket} was not preempted")
-        pool = self._pool_of_model[ticket.pool]
+        pool, state = self._pool_of_model[ticket.pool], ticket.state
         if tokens is not None:
             pool.settle(ticket, tokens)  # First, because what is admitted into its slot may be of the same tenant.
         decisions = pool.release(ticket, release_reason, now)
         if ticket.state is _LEFT:
             del self._tickets[request_id]
+            if self._agenda.reserved:
+                self.limits.settle(request_id, state, release_reason, tokens, now)
         if self._agenda.is_open:
             decisions += self._coordinator.settle(now)
         return [*settled, *decisions] if settled else decisions
@@ -241,8 +248,7 @@ class Admission:
         ticket = self._tickets.get(request_id)
         if ticket is None or ticket.state not in SLOT_HOLDING_STATES or ticket.stranded == stranded:
             return settled
-        pool = self._pool_of_model[ticket.pool]
-        decisions = pool.set_stranded(ticket, stranded=stranded, now=now)
+        decisions = self._pool_of_model[ticket.pool].set_stranded(ticket, stranded=stranded, now=now)
         return [*settled, *decisions, *self._coordinator.settle(now)]
 
     def leave_backend(self, request_id: RequestId, now: Micros) -> Sequence[Decision]:
@@ -360,15 +366,8 @@ class Admission:
 
     def check(self) -> None:
         """Raise InvariantError if counters, slots and queues do not match, or something is left to settle. For tests; O(n)."""
-        if self._agenda.is_open:
-            raise InvariantError("an input has not been settled")
-        for problem in self._pools.find_violations(self._tickets.values()):
+        for problem in self._pools.find_violations(self._tickets.values(), self._tenant_accounts.values()):
             raise InvariantError(problem)
-        for account in self._tenant_accounts.values():
-            tickets = [ticket for ticket in self._tickets.values() if ticket.tenant_account is account]
-            held = [ticket.sequences for ticket in tickets if ticket.state in SLOT_HOLDING_STATES]
-            if (account.in_flight, account.queued) != (sum(held), len(tickets) - len(held)):
-                raise InvariantError(f"tenant {account.name!r}: its account does not match its requests")
 
     def _use(self, config: AdmissionConfig, policy_gate: PolicyGate) -> None:
         self._config, self._policy_gate = config, policy_gate
@@ -376,7 +375,8 @@ class Admission:
         self._coordinator.input_lag = 1 if config.mode == "flow-control" else 0
         self.reads_load = self._policy_gate.reads_load or config.mode == "flow-control"
         self._rate_gate = make_rate_gate(config, self._rate_gate)
-        self._has_gates = self._rate_gate is not None or not self._policy_gate.is_open
+        self.limits.use(config.limits)
+        self._has_gates = self._rate_gate is not None or not self._policy_gate.is_open or self.limits.is_on
         self._tenant_accounts: dict[str, TenantAccount] = make_accounts(config)
         for ticket in self._tickets.values():
             ticket.tenant_account = self._account_of(ticket)

@@ -21,6 +21,7 @@ from maitred.admission.terms.config import AdmissionConfig
 from maitred.admission.terms.counters import ClassCounters, ClassView
 from maitred.admission.terms.lead import Lead
 from maitred.admission.terms.rules import LANES, MOST_URGENT_FIRST, resolve_flow_rules, resolve_pool_rules
+from maitred.admission.terms.tenants import TenantAccount
 from maitred.admission.terms.ticket import SLOT_HOLDING_STATES, Ticket
 from maitred.admission.waiting.queues import SequenceNumbers
 from maitred.core.request import PriorityClass
@@ -166,8 +167,18 @@ class PoolDirectory:
             _merge(merged, counters)
         return merged
 
-    def find_violations(self, tickets: Collection[Ticket]) -> Iterator[str]:
-        """Yield a line for each difference between `tickets`, all that are there, and what is counted of them. O(n)."""
+    def find_violations(self, tickets: Collection[Ticket], accounts: Collection[TenantAccount]) -> Iterator[str]:
+        """Yield a line for each difference between `tickets`, all that are there, and what is counted of them, also in the
+        `accounts` of tenants; and for what has not been settled. O(n)."""
+        if self._agenda.is_open:
+            yield "an input has not been settled"
+        if not self._agenda.reserved.keys() <= {ticket.id for ticket in tickets}:
+            yield "something is reserved for requests that have left"
+        for account in accounts:
+            of_tenant = [ticket for ticket in tickets if ticket.tenant_account is account]
+            sequences = [ticket.sequences for ticket in of_tenant if ticket.state in SLOT_HOLDING_STATES]
+            if (account.in_flight, account.queued) != (sum(sequences), len(of_tenant) - len(sequences)):
+                yield f"tenant {account.name!r}: its account does not match its requests"
         for name, pool in self.by_name.items():
             yield from (f"pool {name!r}: {problem}" for problem in pool.find_violations())
             of_pool = [ticket for ticket in tickets if self.by_model[ticket.pool] is pool]

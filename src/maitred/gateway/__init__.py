@@ -19,6 +19,7 @@ The gateway itself decides nothing. It reports every event to the scheduler, wit
     proxy            one request, from its intake to its end
     refusal_pace     when a 429 is told to a tenant that retries at once
     error_responses  every error that the gateway answers with
+    limit_headers    what a client is told of its limits
     routes           the paths that clients may ask for
     config           the keys
 

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from math import ceil
 from typing import Final
 
-from maitred.admission import AdmissionConfig, Reason, ReleaseReason
-from maitred.core.units import Micros, to_seconds
+from maitred.admission import AdmissionConfig, Reason, Refusal, ReleaseReason
+from maitred.admission.terms.limits import LimitStatus
+from maitred.core.units import SECOND, Micros, to_seconds
+from maitred.gateway.limit_headers import limit_headers
 from maitred.programs import ProgramReason
 from maitred.scheduler.interface import AdmissionRejected, FleetView, ProgramRejected
 from maitred.wire.errors import ConnectError, LocalError, UpstreamError, UpstreamTimeout
@@ -15,6 +17,8 @@ from maitred.wire.exchange import ApiError
 from maitred.wire.messages import Headers
 
 _MAX_REPEATED_CHARS: Final = 200
+_LONGEST_RETRIED: Final[Micros] = 120 * SECOND
+"""The longest wait for which an SDK is to come again by itself, in the two rounds that SDKs take by default."""
 _RETRY_SOON = ((b"retry-after", b"1"),)
 _RETRY_LATER = ((b"retry-after", b"2"),)
 _BEARER = ((b"www-authenticate", b"Bearer"),)
@@ -44,6 +48,8 @@ def abbreviate(text: str) -> str:
 def admission_rejected(refused: AdmissionRejected, config: AdmissionConfig, timeout_status: int) -> ApiError:
     """Return the words of the admission policy; else SMG's, which depend on the mode and on whether there is a queue at all."""
     policy = refused.refusal
+    if policy is not None and policy.limits is not None:
+        return _over_limit(policy, policy.limits)
     if policy is None and refused.reason == ReleaseReason.SLOT_PREEMPTED:
         return preempted()
     if policy is None:
@@ -56,6 +62,16 @@ def admission_rejected(refused: AdmissionRejected, config: AdmissionConfig, time
     ):  # It has waited in full; an SDK that repeats it by itself would wait two times more.
         headers = [*headers, *_NOT_AGAIN]
     return ApiError(status, message, kind=_ERROR_TYPES.get(status, "server_error"), code=code, headers=headers)
+
+
+def _over_limit(refusal: Refusal, limits: LimitStatus) -> ApiError:
+    """Return the error for a request that a limit of requests or tokens refuses, in OpenAI's words."""
+    wait, headers = refusal.retry_after, limit_headers(limits)
+    if wait is not None:
+        headers += retry_after_header(wait)
+    if wait is None or wait > _LONGEST_RETRIED:
+        headers += _NOT_AGAIN
+    return ApiError(429, refusal.message, kind=_ERROR_TYPES[429], code="rate_limit_exceeded", headers=headers)
 
 
 def retry_after_secs(span: Micros | None) -> int:

@@ -43,6 +43,7 @@ from maitred.gateway.forwarding.request_sender import RequestSender
 from maitred.gateway.forwarding.stream_dialects import dialect_of
 from maitred.gateway.forwarding.waiting_stream import WaitingStream
 from maitred.gateway.intake.request_intake import RequestIntake
+from maitred.gateway.limit_headers import limit_headers
 from maitred.gateway.observe.request_ids import id_headers
 from maitred.gateway.observe.request_observer import RequestObserver
 from maitred.gateway.observe.state import GatewayCounters
@@ -206,6 +207,8 @@ class Proxy:
                     if slot.granted is not None:
                         await slot.wait()
                         now = self._clock.now()
+                    if slot.limits is not None:
+                        proxied.told_headers = limit_headers(slot.limits)
                     end = await self._attempts.send(proxied, writer, now)
                     return
                 except asyncio.CancelledError:

@@ -3,4 +3,5 @@
 policy_gate.py       policies that refuse requests; the budgets of tenants
 policies.py          those that come with maitred
 rate_gate.py         the request rate in front of the classes
+usage_limits.py      requests and tokens per minute and per day, by tenant and model
 """

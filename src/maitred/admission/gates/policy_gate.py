@@ -19,6 +19,7 @@ from typing import Final
 import msgspec
 
 from maitred.admission.terms.enums import Action, Reason
+from maitred.admission.terms.limits import LimitStatus
 from maitred.admission.terms.policy_config import PolicyConfig
 from maitred.admission.terms.ticket import Ticket, TicketEvent
 from maitred.core.contracts import FleetLoad
@@ -43,6 +44,8 @@ class Refusal(msgspec.Struct, frozen=True, gc=False):
     """The time after which the request should be sent again, µs, or None if it is not known."""
     is_final: bool = False
     """Whether the request would be refused at any time: then the answer has no `Retry-After`."""
+    limits: LimitStatus | None = None
+    """The limit of requests or tokens that it would exceed (`usage_limits`), or None if another rule refuses it."""
 
     def __post_init__(self) -> None:
         if not (self.reason.isidentifier() and self.reason.islower()):
@@ -111,8 +114,10 @@ class PolicyGate:
     def reject_refused(self, ticket: Ticket, load: FleetLoad, now: Micros) -> Decision | None:
         """Reject a newcomer that the policy or a budget refuses; return None if it passes."""
         refusal = self._policy.refusal(ticket, load, now) or self._over_budget(ticket)
-        if refusal is None:
-            return None
+        return None if refusal is None else self.reject(ticket, refusal, now)
+
+    def reject(self, ticket: Ticket, refusal: Refusal, now: Micros) -> Decision:
+        """Reject a newcomer with these words."""
         ticket.transition(TicketEvent.REJECT)
         ticket.counters.arrived += 1
         ticket.counters.refused[refusal.reason] += 1

@@ -22,6 +22,7 @@ from typing import Final
 
 from maitred.admission.terms.tenants import TenantAccount
 from maitred.admission.terms.ticket import Ticket
+from maitred.admission.waiting.usage_window import Reservation
 from maitred.core.request import RequestId
 from maitred.core.units import Micros
 
@@ -31,11 +32,15 @@ NEVER: Final[Micros] = 1 << 61
 class Agenda:
     """The marks of all pools of one core, and the tickets that are there."""
 
-    __slots__ = ("freed", "has_other_pools", "is_open", "limited", "marked", "next_due_at", "tickets", "unscheduled")
+    __slots__ = (
+        *("freed", "has_other_pools", "is_open", "limited", "marked", "next_due_at", "reserved", "tickets", "unscheduled"),
+    )
 
     def __init__(self) -> None:
         self.tickets: dict[RequestId, Ticket] = {}
         """All requests that wait or hold a slot. A pool removes those that it rejects."""
+        self.reserved: dict[RequestId, Reservation] = {}
+        """What those of them have reserved that limits hold for."""
         self.next_due_at: Micros = NEVER
         """The instant before which time changes nothing, which may be too early; NEVER if it never changes anything."""
         self.is_open = False

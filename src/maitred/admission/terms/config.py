@@ -12,6 +12,7 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 from maitred.admission.terms.flow_config import DetectorName, FlowControlConfig
+from maitred.admission.terms.limits import LimitRule, check_rules
 from maitred.admission.terms.policy_config import PolicyConfig
 from maitred.admission.terms.presets import AdmissionPreset, ClassRules, Flavour, preset_of
 from maitred.admission.terms.tenants import tenant_problem
@@ -193,6 +194,9 @@ class AdmissionConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
     """What a slot is: one request, or `slot_tokens` tokens of prompt and output."""
     slot_tokens: int = 2048
     """Tokens that one slot stands for, with `slot_cost: tokens`."""
+    limits: tuple[LimitRule, ...] = ()
+    """Requests and tokens per minute and per day by tenant and model, in every mode. See
+    docs/admission.md#limits-per-minute-and-per-day."""
     legacy: LegacyConfig = LegacyConfig()
     flow_control: FlowControlConfig = FlowControlConfig()
 
@@ -207,6 +211,7 @@ class AdmissionConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError("slot_tokens must be from 1 to 1000000")
         for c in PriorityClass:
             self.class_rules(c)
+        check_rules(self.limits)
         if self.preset.checks_tenant_names:
             for tenant in self.tenant_policies:
                 problem = tenant_problem(tenant)
@@ -260,9 +265,10 @@ class AdmissionConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def uses_costs(self) -> bool:
-        """Whether decisions depend on what requests cost in tokens: tenants have weights, or slots stand for tokens."""
+        """Whether decisions depend on what requests cost in tokens: by weights or limits of tenants, or slots of tokens."""
         has_weights = any(policy.weight is not None for policy in self.tenant_policies.values())
-        return self.mode == "priority" and (has_weights or self.slot_cost == "tokens")
+        has_token_limits = any(rule.tokens_per_minute is not None or rule.tokens_per_day is not None for rule in self.limits)
+        return has_token_limits or (self.mode == "priority" and (has_weights or self.slot_cost == "tokens"))
 
     @property
     def detector(self) -> DetectorName:
@@ -284,7 +290,7 @@ class AdmissionConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
     @property
     def admits_all(self) -> bool:
         """Whether no request is ever rejected, or has to wait."""
-        return self.mode == "off" and self.never_refuses
+        return self.mode == "off" and self.never_refuses and not self.limits
 
     def class_cap(self, tenant: str) -> PriorityClass:
         """Return the highest class that requests of `tenant` can have."""

@@ -30,6 +30,8 @@ class ProxyRequest(ScheduledRequest):
     """Whether the client gets the response of a backend (`Attempts._commit`): nothing else can be sent to it any more."""
     can_restart = True
     """Whether it may be sent anew after a preemption; not where a proxy in front of the backends has sent it."""
+    told_headers: Headers | None = None
+    """What the gateway adds to the head of its answer: the state of its limits; None: nothing."""
     token_cost = 1
     """Tokens of its prompt and its answers, estimated (`request_work`); at least 1."""
 

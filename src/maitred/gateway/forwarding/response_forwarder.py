@@ -248,6 +248,10 @@ class ResponseForwarder:
             headers = [header for header in headers if header[0] != MESSAGES_ID_HEADER]
             headers.append((MESSAGES_ID_HEADER, self._proxied.request_id))
         headers.append((REQUEST_ID_HEADER, self._proxied.request_id))
+        told = self._proxied.told_headers
+        if told is not None:  # An engine that is a provider with limits of its own tells those of our key there.
+            names = {name for name, _ in told}
+            headers = [*(header for header in headers if header[0] not in names), *told]
         return headers
 
     def _client_part(self) -> _ClientPart:

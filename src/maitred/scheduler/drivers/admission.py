@@ -28,6 +28,7 @@ from maitred.admission import (
     no_load,
 )
 from maitred.admission.terms.lead import NO_LEAD, Lead
+from maitred.admission.terms.limits import LimitStatus
 from maitred.core.decisions import Decision, decision_on
 from maitred.core.errors import MaitredError
 from maitred.core.request import Request, RequestId
@@ -63,6 +64,9 @@ class AdmissionRejected(MaitredError):  # noqa: N818  (an answer, not a fault)
 class SlotLease(CancelScope):
     """A request in admission, from `submit` to `release`. It waits for a slot, then holds one. If it is cancelled, it is
     preempted: `RealTimeAdmission.yield_slot` is next."""
+
+    limits: LimitStatus | None = None
+    """The limits of requests and tokens that hold for it, as they were when it was counted, or None if none holds."""
 
     def __init__(self, request: Request, task: asyncio.Task[None]) -> None:
         self.task = task
@@ -138,6 +142,8 @@ class RealTimeAdmission:
             refused = decision_on(request.id, decisions)
             raise AdmissionRejected(refused, core.refusal(refused))
         lease = self._leases[request.id] = SlotLease(request, task)
+        if core.limits.is_on:
+            lease.limits = core.limits.status(request.id)
         # An admission alone, the usual case, needs no further step: nothing waits in the lease, and no deadline is new; but one
         # beyond what the engines run at once is watched.
         if ticket.state is not _ADMITTED or len(decisions) > 1 or decisions[0].reason is _LEAD_FREE:

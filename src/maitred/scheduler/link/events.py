@@ -7,6 +7,7 @@ from typing import TypeAlias
 import msgspec
 
 from maitred.admission import Refusal
+from maitred.admission.terms.limits import LimitStatus
 from maitred.core.units import Micros
 from maitred.scheduler.link.messages import BackendNews, Memory, Note
 
@@ -17,6 +18,8 @@ class Granted(msgspec.Struct, frozen=True):
     request: int
     backend: int
     rank: int | None
+    limits: LimitStatus | None = None
+    """The limits of requests and tokens that hold for it, or None if none holds."""
 
 
 class Queued(msgspec.Struct, frozen=True):

@@ -330,7 +330,7 @@ class GatewayEnd:
             return ()
         self.num_grants += 1
         request.backend, request.granted_at = grant.backend, now
-        return [Granted(grant.request, grant.backend, grant.rank)]
+        return [Granted(grant.request, grant.backend, grant.rank, grant.limits)]
 
     def _on_reject(self, reject: Reject) -> Sequence[LinkEvent]:
         if not self._is_of_now(reject) or self._requests[reject.request].state is not GatewayRequestState.WAITING:

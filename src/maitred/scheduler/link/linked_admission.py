@@ -304,9 +304,8 @@ class LinkedAdmission:
                 self._say(request.gateway, Preempt(request.number, request.attempt))
             else:  # It is refused; or it has left, which its gateway has said.
                 if decision.action is Action.REJECT:
-                    refusal = self.core.refusal(decision)
-                    rejected = Reject(request.number, request.attempt, decision.reason, decision.retry_after, refusal)
-                    self._say(request.gateway, rejected)
+                    why = (decision.reason, decision.retry_after, self.core.refusal(decision))
+                    self._say(request.gateway, Reject(request.number, request.attempt, *why))
                 self._books.remove(request)
 
     def _grant(self, request: BookedRequest, now: Micros) -> None:
@@ -324,7 +323,8 @@ class LinkedAdmission:
             self.end(request, ReleaseReason.FAILED, now)
             return
         request.backend, rank = place
-        self._say(request.gateway, Grant(request.number, request.attempt, self.epoch, request.backend, rank))
+        named, limits = (request.number, request.attempt), self.core.limits.status(request.ticket.id)
+        self._say(request.gateway, Grant(*named, self.epoch, request.backend, rank, limits))
 
     def _leave(self, request: BookedRequest, end: ReleaseReason, now: Micros) -> None:
         """Note that a request is at its backend no more, if it is at one."""

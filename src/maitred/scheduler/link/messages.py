@@ -18,12 +18,13 @@ from typing import Annotated, Final, TypeAlias
 import msgspec
 
 from maitred.admission import Refusal, ReleaseReason
+from maitred.admission.terms.limits import LimitStatus
 from maitred.programs import Usage
 from maitred.scheduler.link.failure_kinds import FailureKind, OutcomeKind
 from maitred.scheduler.link.fields import Age, ClassNumber, Count, Number, Real
 from maitred.scheduler.link.prompt_hashes import PackedHashes
 
-VERSION: Final = 7
+VERSION: Final = 8
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
@@ -293,6 +294,8 @@ class Grant(Message, frozen=True, tag=21):
     epoch: Count
     backend: Count
     rank: Count | None = None
+    limits: LimitStatus | None = None
+    """The limits of requests and tokens that hold for it, or None if none holds."""
 
 
 class Queue(Message, frozen=True, tag=22):

@@ -13,6 +13,7 @@ from typing import Final, Protocol
 
 from maitred.admission import Action, Admission, Refusal, ReleaseReason
 from maitred.admission.terms.lead import NO_LEAD, Lead
+from maitred.admission.terms.limits import LimitStatus
 from maitred.core.decisions import Decision
 from maitred.core.request import Request, RequestId
 from maitred.core.units import Micros
@@ -140,11 +141,11 @@ class RemoteAdmission(RealTimeAdmission):
 
     # What the scheduler says.
 
-    def on_granted(self, number: int, backend: int, rank: int | None) -> None:
+    def on_granted(self, number: int, backend: int, rank: int | None, limits: LimitStatus | None = None) -> None:
         """A request holds a slot."""
         lease = self._by_number.get(number)
         if lease is not None:
-            lease.place = backend, rank
+            lease.place, lease.limits = (backend, rank), limits
             lease.settle(Decision(self.clock.now(), lease.request.id, _ADMIT, "granted"))
 
     def on_no_backend(self, number: int) -> None:

@@ -136,7 +136,7 @@ class RemoteScheduler(Scheduler):
         remote = self._remote
         match event:
             case Granted():
-                remote.on_granted(event.request, event.backend, event.rank)
+                remote.on_granted(event.request, event.backend, event.rank, event.limits)
             case Rejected(reason=NoPlace.NO_BACKEND | linked_admission.UNKNOWN_MODEL):
                 remote.on_no_backend(event.request)
             case Rejected(reason=NoPlace.MEMORY_LOST):
