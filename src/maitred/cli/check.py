@@ -219,7 +219,7 @@ def _gateway_warnings(config: Config) -> Iterator[str]:
     """Yield what keeps a gateway from serving as it is meant, in a configuration that has something to say about it."""
     from maitred.gateway.admin.possible_tenants import tenant_warnings
 
-    if not config.gateway.backends:
+    if not config.gateway.backends and not config.gateway.discover:
         yield "gateway.backends names no backend: maitred serve needs one, there or as --backend URL"
     yield from tenant_warnings(config.gateway, config.admission)
 

@@ -15,6 +15,7 @@ _SCORERS: Final = "NAME:WEIGHT,..."
 BACKENDS: Final = FlagGroup(
     "Backends",
     KeyFlag("gateway.backends", "URL", name="--backend"),
+    KeyFlag("gateway.discover", "SOURCE"),
     KeyFlag("gateway.slots_per_backend", "N"),
     KeyFlag("gateway.slots", "SOURCE"),
     KeyFlag("routing.policy", "POLICY", name="--routing-policy"),
@@ -156,6 +157,7 @@ SCHEDULER_LOG: Final = FlagGroup(
 ENVOY: Final = FlagGroup(
     "Envoy",
     KeyFlag("gateway.backends", "URL", name="--backend"),
+    KeyFlag("gateway.discover", "SOURCE"),
     KeyFlag("gateway.host", "HOST"),
     KeyFlag("gateway.port", "PORT"),
     KeyFlag("gateway.tls_cert", "FILE"),

@@ -119,7 +119,7 @@ def _make_scheduler(sources: ConfigSources, loaded: LoadedConfig, output: LogOut
 def _on_ready(scheduler: SchedulerGateway, output: LogOutput, url: str, *admin_url: str) -> None:
     """Say where gateways connect, and where the pages are, and reload for a SIGHUP that came before."""
     config = scheduler.config
-    said = f"scheduler on {_where(scheduler)}, pages on {url}, backends: {', '.join(config.backends)}"
+    said = f"scheduler on {_where(scheduler)}, pages on {url}, backends: {', '.join((*config.backends, *config.discover))}"
     if config.log_format == "text":  # Programs that start a scheduler wait for this line.
         output.write(f"maitred: {said}\n".encode())
     else:

@@ -105,7 +105,7 @@ def _on_ready(gateway: Gateway, output: LogOutput, url: str, *admin_url: str) ->
 
 
 def _announce(config: GatewayConfig, output: LogOutput, url: str, admin_url: str | None = None) -> None:
-    said = [f"gateway on {url}, backends: {', '.join(config.backends)}"]
+    said = [f"gateway on {url}, backends: {', '.join((*config.backends, *config.discover))}"]
     if admin_url is not None:
         said.append(f"the operator's pages on {admin_url}, {admin_need(config)}")
     for line in said:

@@ -189,8 +189,9 @@ class MergedConfig(Generic[T]):
             for key in path:
                 name = name.get(key) if name else None
             try:
-                if name is not None:
-                    registry.get(name)
+                for each in name if isinstance(name, list | tuple) else [name]:
+                    if each is not None:
+                        registry.get(each)
             except ConfigError as error:
                 found = ConfigError(f"{dotted_key(path)}: {error.problem}", where=self._where(path), hint=error.hint)
                 return ConfigProblem(path, found)

@@ -40,6 +40,7 @@ from maitred.programs import ACTING_ESTIMATORS, ProgramsConfig
 from maitred.queueing import PRIORITIES, SCHEDULERS
 from maitred.queueing.srpt import LENGTH_PREDICTORS
 from maitred.routing import ROUTERS, SCORERS, RoutingConfig
+from maitred.scheduler.interface import SOURCES
 from maitred.scheduler.link_config import SchedulerConfig
 from maitred.sim.config import ClusterConfig
 from maitred.workload import ARRIVALS, FORMATS, LENGTHS, WRITERS
@@ -48,6 +49,7 @@ POLICY_KEYS: Final[Mapping[KeyPath, Registry[Any]]] = {
     ("admission", "policy"): POLICIES,
     ("programs", "acting_estimator"): ACTING_ESTIMATORS,
     ("routing", "policy"): ROUTERS,
+    ("gateway", "discover"): SOURCES,
     ("instance", "scheduler"): SCHEDULERS,
     ("instance", "batching"): BATCH_SCHEDULERS,
     ("instance", "priority_policy"): PRIORITIES,
@@ -71,6 +73,7 @@ KINDS: Final[Sequence[Registry[Any]]] = (
     LENGTHS,
     ACTING_ESTIMATORS,
     AUTOSCALERS,
+    SOURCES,
 )
 """Every kind of plug-in. A new kind is added here; the plug-ins of a kind are found by themselves."""
 

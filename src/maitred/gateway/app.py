@@ -92,8 +92,9 @@ class Gateway(App):
 
         Raises ConfigError for a configuration that cannot work; then no file has been made or changed.
         """
-        if not config.backends:
-            raise ConfigError("no backend is named", where="--backend", hint="--backend http://127.0.0.1:9001, once for each")
+        if not config.backends and not config.discover and not (link and link.addresses):
+            hint = "--backend http://127.0.0.1:9001, once for each, or --discover"
+            raise ConfigError("no backend is named", where="--backend", hint=hint)
         settings = GatewaySettings(
             gateway=config,
             admission=admission or AdmissionConfig(),
@@ -128,7 +129,7 @@ class Gateway(App):
                 file_mode=config.file_mode,
             )
         )
-        if any(backend.origin.tls for backend in self.scheduler.fleet.backends):
+        if any(backend.origin.tls for backend in self.scheduler.fleet.backends) or config.discover:
             self._client.load_authorities()
         self._program_pages = _program_pages(settings, self.scheduler)
         self._wire_requests(settings)

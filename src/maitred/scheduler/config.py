@@ -9,6 +9,7 @@ import msgspec
 
 from maitred.admission.terms.config import MAX_SECS, MAX_SLOTS
 from maitred.core.errors import ConfigError, quote
+from maitred.scheduler.backend_set import DiscoveryConfig
 from maitred.scheduler.ejection import EjectionConfig
 
 DEFAULT_SLOTS_PER_BACKEND: Final = 64
@@ -27,7 +28,10 @@ class FleetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The keys of the section `gateway` that concern the backends. Raises ValueError for invalid values."""
 
     backends: tuple[str, ...] = ()
-    """Base URL of each OpenAI-compatible engine, as `http://host:port`."""
+    """Base URL of each OpenAI-compatible engine, as `http://host:port`. A reload adds and drains them."""
+    discover: tuple[str, ...] = ()
+    """Sources of further backends, which come and go: `file(/etc/maitred/targets.json)`, `dns(engines.local, port=8000)`,
+    `kubernetes(service=vllm)`. See docs/discovery.md."""
     slots_per_backend: int | None = None
     """Requests that one backend may have in flight, for each model it serves; a base model and its adapters count as one. Null:
     as `slots` says."""
@@ -50,6 +54,7 @@ class FleetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_models: int = 256
     """Models of one backend that are served: the first that it lists."""
     ejection: EjectionConfig = EjectionConfig()
+    discovery: DiscoveryConfig = DiscoveryConfig()
 
     def __post_init__(self) -> None:
         if self.slots_per_backend is not None and not 1 <= self.slots_per_backend <= MAX_SLOTS:
@@ -67,6 +72,9 @@ class FleetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ValueError("upstream_api_key must be visible ASCII characters without spaces")
         if self.backends:
             self._check_backends()
+        for spec in self.discover:
+            if self.discover.count(spec) > 1:
+                raise ValueError(f"discover: {spec} is there twice (name each source once)")
 
     def _check_health_path(self) -> None:
         path = self.health_path

@@ -40,7 +40,7 @@ takes time as an argument; `advance` settles what is due.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from enum import StrEnum
 from typing import Final, NamedTuple
 
@@ -182,14 +182,21 @@ class Circuit:
 class OutlierDetector:
     """The circuits of all backends of one fleet. Inputs return the changes that they bring about."""
 
-    def __init__(self, config: EjectionConfig, circuits: Sequence[Circuit]) -> None:
+    def __init__(self, config: EjectionConfig, circuits: Iterable[Circuit]) -> None:
         """`circuits` are those of the backends, in the order of their numbers."""
-        self.circuits = circuits
+        self.circuits = [*circuits]
         self._config = config
         self._base = from_seconds(config.base_ejection_secs)
         self._longest = from_seconds(config.max_ejection_secs)
         self._window = from_seconds(config.window_secs)
         self._in_use: frozenset[int] = frozenset()
+
+    def seat(self, index: int, circuit: Circuit) -> None:
+        """Note the circuit of a backend that has come: its number is the next one, or that of one that has gone."""
+        if index == len(self.circuits):
+            self.circuits.append(circuit)
+        else:
+            self.circuits[index] = circuit
 
     def set_in_use(self, indices: Collection[int]) -> None:
         """Note which backends could get requests if none were ejected: those that are healthy and not drained."""

@@ -21,10 +21,13 @@ as the cancellation of its scope: the slot (`SlotLease`), or the backend (`Upstr
 from __future__ import annotations
 
 from maitred.scheduler.addresses import LinkAddress
+from maitred.scheduler.backend_set import Presence
 from maitred.scheduler.backends.backend import Backend, UpstreamRequest
 from maitred.scheduler.backends.fleet_view import FleetView
 from maitred.scheduler.backends.served_models import ANY_MODEL, ServedModel
 from maitred.scheduler.backends.slot_pools import SlotSource
+from maitred.scheduler.discovery.base import SOURCES, BackendSource, SourceError, Told, checked_urls
+from maitred.scheduler.discovery.driver import Discovery
 from maitred.scheduler.drivers.admission import AdmissionRejected, RealTimeAdmission
 from maitred.scheduler.drivers.programs import MemoryLease, ProgramRejected, RealTimePrograms
 from maitred.scheduler.ejection import Circuit, CircuitState
@@ -61,16 +64,19 @@ __all__ = [
     "ANY_MODEL",
     "GATEWAY_LEASE",
     "RETRYABLE_ERRORS",
+    "SOURCES",
     "AdmissionRejected",
     "AnsweredError",
     "Backend",
     "BackendAbandoned",
+    "BackendSource",
     "BookedGateway",
     "Candidate",
     "Circuit",
     "CircuitState",
     "Degrading",
     "Dialer",
+    "Discovery",
     "ElectedAddresses",
     "Election",
     "EngineCounts",
@@ -89,6 +95,7 @@ __all__ = [
     "NotFoundThere",
     "OwnHost",
     "Place",
+    "Presence",
     "ProgramMemories",
     "ProgramParts",
     "ProgramRejected",
@@ -101,8 +108,11 @@ __all__ = [
     "SchedulerParts",
     "ServedModel",
     "SlotSource",
+    "SourceError",
+    "Told",
     "UpstreamRequest",
     "UsageRefused",
+    "checked_urls",
     "is_blameless",
     "is_free",
     "open_election",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from maitred.admission import Admission, AdmissionConfig
 from maitred.core.contracts import Router
 from maitred.core.decisions import DecisionLog
+from maitred.core.units import to_seconds
 from maitred.files.line_file import PRIVATE
 from maitred.programs import ProgramsConfig
 from maitred.routing import RoutingConfig, Signals, open_router, signals_read
@@ -16,6 +17,7 @@ from maitred.scheduler.backends.fleet_view import FleetView
 from maitred.scheduler.backends.fleet_watch import FleetWatch
 from maitred.scheduler.backends.slot_learning import SlotLearning
 from maitred.scheduler.config import FleetConfig
+from maitred.scheduler.discovery.driver import Discovery
 from maitred.scheduler.drivers.admission import RealTimeAdmission
 from maitred.scheduler.drivers.programs import RealTimePrograms
 from maitred.scheduler.placements import GrantedPlacement, Placement, RoutedPlacement
@@ -61,6 +63,8 @@ class Scheduler:
     """What polls the backends, where they are polled by this process."""
     capacity: CapacityController
     """How many slots there are and why, where that is decided by this process."""
+    discovery: Discovery | None = None
+    """What finds backends, or None if another process does."""
     program_parts: ProgramParts | None = None
     """What decides about programs, or None if requests are routed one by one, or another process decides."""
 
@@ -137,6 +141,9 @@ class LocalScheduler(Scheduler):
         self.capacity = CapacityController(fleet, self.admission, self._slot_learning, fallback=parts.fallback)
         self._slot_learning.choose_sources()
         fleet.listen(self.capacity)
+        self.discovery = self._discovery = Discovery(config, fleet, client.machine)
+        fleet.on_added += [self.watch.add, self._slot_learning.add]
+        fleet.on_removed += [self.watch.remove, self._slot_learning.remove, lambda backend: client.forget(backend.origin)]
 
     def _make_admission(self, core: Admission) -> RealTimeAdmission:
         return RealTimeAdmission(core, self._clock, self.fleet.pool_load, self.fleet.pools.pool_of)
@@ -158,14 +165,18 @@ class LocalScheduler(Scheduler):
             self._begin_programs(self.program_parts)
         self.watch.start()
         self._slot_learning.start()
+        self._discovery.start()
 
     def _begin_programs(self, parts: ProgramParts) -> None:
         parts.begin_term()
 
     async def wait_until_polled(self, secs: float) -> None:
-        await self.watch.wait_until_polled(secs)
+        began_at = self._clock.now()
+        await self._discovery.wait_until_listed(secs)
+        await self.watch.wait_until_polled(max(0.0, secs - to_seconds(self._clock.now() - began_at)))
 
     async def close(self) -> None:
+        await self._discovery.close()
         await self.watch.close()
         await self._slot_learning.stop()
         self.fleet.ejection.close()
@@ -178,6 +189,7 @@ class LocalScheduler(Scheduler):
             "admission": self.admission.core.check,
             "ejection": self.fleet.ejection.detector.check,
             "fleet": self.fleet.check,
+            "discovery": self._discovery.check,
         }
         if self.programs is not None:
             checks["programs"] = self.programs.core.check
@@ -191,3 +203,4 @@ class LocalScheduler(Scheduler):
         if self.programs is not None:
             self.programs.reconfigure(programs)
         self.watch.reconfigure(config)
+        self._discovery.set_configured(config.backends)

@@ -29,6 +29,7 @@ from maitred.testing.kits import (
 )
 from maitred.testing.queueing import check_length_predictor, check_priority_policy, check_queue_policy
 from maitred.testing.samples import InstanceSample, StepSample, drain, sample_request, sample_sequence
+from maitred.testing.sources import check_source
 
 __all__ = [
     "InstanceSample",
@@ -43,6 +44,7 @@ __all__ = [
     "check_queue_policy",
     "check_router",
     "check_scorer",
+    "check_source",
     "check_trace_format",
     "drain",
     "sample_request",

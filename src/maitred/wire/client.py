@@ -317,6 +317,12 @@ class UpstreamClient:
         """Return how many connections to `origin` are open."""
         return self._pools[origin].num_open if origin in self._pools else 0
 
+    def forget(self, origin: Origin) -> None:
+        """Close the idle connections to `origin`, and those in use when their response has ended."""
+        pool = self._pools.pop(origin, None)
+        if pool is not None:
+            pool.close()
+
     async def close(self) -> None:
         """Close all idle connections; connections in use close when their response has ended."""
         for pool in self._pools.values():

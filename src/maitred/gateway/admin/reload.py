@@ -48,7 +48,7 @@ RELOADABLE_KEYS: Final = (
         "trust_tenant_header",
     ),
     *("tenant_header_name", "max_body_bytes", "max_parked_body_bytes", "forward_priority"),
-    *("tls_cert", "tls_key", "admin_tls_cert", "admin_tls_key"),
+    *("tls_cert", "tls_key", "admin_tls_cert", "admin_tls_key", "backends"),
 )
 """Keys of the section `gateway` that may change in service. So may all of `admission`."""
 FIXED_PROGRAM_KEYS: Final = (

@@ -43,6 +43,7 @@ class Backend:
         *("origin", "has_been_polled", "problem", "reported_slots", "was_ever_healthy", "url"),
         *("learned_slots", "slot_shares", "lead", "own_requests", "in_use", "kv_tokens", "reading", "first_data_times"),
         *("circuit", "is_in_use", "is_left", "_queue", "_report", "_repeats"),
+        *("is_drained", "is_leaving", "is_forgotten", "is_gone"),
     )
 
     def __init__(self, index: int, url: str) -> None:
@@ -86,7 +87,10 @@ class Backend:
         self.kv: EngineReport | None = None
         """What the backend reports of its KV memory, or None if it reports nothing or nothing reads it."""
         self.is_draining = False
-        """Whether an operator wants nothing more to be sent to it."""
+        """Whether nothing more is sent to it, because an operator wants that (`is_drained`) or it is about to go
+        (`is_leaving`)."""
+        # Forgotten: it goes as soon as it has no request.
+        self.is_drained = self.is_leaving = self.is_forgotten = self.is_gone = False
         self.circuit = Circuit()
         """What is known of the requests that it has failed."""
         self.is_in_use = False  # whether it gets requests: it is healthy, and neither drained nor, unless all are, ejected

@@ -36,14 +36,14 @@ class SilenceWatch:
 
     def __init__(self, config: EjectionConfig, backends: Sequence[Backend]) -> None:
         self._config, self._backends = config, backends
-        self._heard = [_Heard(0, 0, 0)] * len(backends)
+        self._heard: dict[int, _Heard] = {}
 
     def silent_requests(self, backend: Backend, now: Micros) -> Sequence[UpstreamRequest]:
         """Return the requests that wait at a silent backend for so long that they count as failures, or none if those say too
         little: fewer than enough must be streams, whose first byte is due long before the last, and must have waited together
         for as long as enough of them. O(requests there)."""
         num_answers, all_answers = backend.circuit.num_answers, sum(b.circuit.num_answers for b in self._backends)
-        heard = self._heard[backend.index]
+        heard = self._heard.get(backend.index, _NEVER_HEARD)
         last_data_at = max((sent.last_data_at for sent in backend.requests), default=now)
         if num_answers != heard.num_answers or last_data_at > heard.at:
             self._heard[backend.index] = _Heard(now, num_answers, all_answers)
@@ -62,6 +62,10 @@ class SilenceWatch:
         enough = 1 if backend.circuit.is_ejected else self._config.consecutive_failures
         streams_waited = sum(now - sent.sent_at for sent in waiting if sent.request.stream)
         return waiting if len(waiting) >= enough or streams_waited >= enough * silence else ()
+
+    def forget(self, index: int) -> None:
+        """Forget the backend with this number."""
+        self._heard.pop(index, None)
 
     def _has_another(self, backend: Backend, model: str) -> bool:
         """Return whether another backend could have a request. Without one, a slow engine is better than none."""
@@ -83,6 +87,9 @@ class _Heard(NamedTuple):
     """Of all backends."""
 
 
+_NEVER_HEARD: Final = _Heard(0, 0, 0)
+
+
 class RealTimeEjection:
     """The only user of the outlier detector of a fleet. Used inside one event loop."""
 
@@ -96,10 +103,28 @@ class RealTimeEjection:
         self.is_restricted = False
         """Whether `candidates` must be asked."""
         self._backends = backends
+        """Those that are there."""
+        self._urls = [backend.url for backend in backends]
+        """By number, those that have gone included."""
         self._on_changed, self._clock = on_changed, clock
         self._timer = DeadlineTimer(self._on_due, clock)
-        self._last_problem = [""] * len(backends)
+        self._last_problem: dict[int, str] = {}
         self._silence, self._enough = SilenceWatch(config, backends), config.consecutive_failures
+
+    def seat(self, backend: Backend) -> None:
+        """Watch a backend that has come, in place of the one that had its number before."""
+        self.detector.seat(backend.index, backend.circuit)
+        if backend.index == len(self._urls):
+            self._urls.append(backend.url)
+        self._urls[backend.index] = backend.url
+        self._last_problem.pop(backend.index, None)
+        self._silence.forget(backend.index)
+
+    def reseat(self, seats: Sequence[Backend]) -> None:
+        """Watch these backends, by number."""
+        self.detector.circuits[:] = [backend.circuit for backend in seats]
+        self._urls[:] = [backend.url for backend in seats]
+        self._last_problem.clear()
 
     @property
     def num_answers(self) -> int:
@@ -206,7 +231,7 @@ class RealTimeEjection:
         detector = self.detector
         for change in changes:
             self._log(change)
-            self.counts[self._backends[change.backend].url, change.state] += 1
+            self.counts[self._urls[change.backend], change.state] += 1
         self.is_restricted = any(
             detector.wants_probe(index) or circuit.rests_until is not None for index, circuit in enumerate(detector.circuits)
         )
@@ -215,17 +240,17 @@ class RealTimeEjection:
         self._timer.set_to(detector.next_deadline())
 
     def _log(self, change: Transition) -> None:
-        backend = self._backends[change.backend]
+        url = self._urls[change.backend]
         if change.state is CircuitState.EJECTED:
             if change.reason is EjectionReason.EARLY_PROBE_FAILED:  # Nothing has changed.
                 return
-            why = _WORDS[change.reason].format(failures=backend.circuit.consecutive_failures)
-            secs, last = to_seconds((change.until or 0) - self._clock.now()), self._last_problem[change.backend]
-            log.warning("backend %s is ejected for %.3g s: %s, the last: %s", backend.url, secs, why, last)
+            why = _WORDS[change.reason].format(failures=self.detector.circuits[change.backend].consecutive_failures)
+            secs, last = to_seconds((change.until or 0) - self._clock.now()), self._last_problem.get(change.backend, "")
+            log.warning("backend %s is ejected for %.3g s: %s, the last: %s", url, secs, why, last)
         elif change.state is CircuitState.HALF_OPEN:
             if change.reason is EjectionReason.TIME_IS_UP:
-                log.info("backend %s is half-open: single requests are sent to it as probes", backend.url)
+                log.info("backend %s is half-open: single requests are sent to it as probes", url)
         elif change.reason is EjectionReason.OTHERS_FAIL:
-            log.warning("backend %s is in use again before its time, because the others fail", backend.url)
+            log.warning("backend %s is in use again before its time, because the others fail", url)
         elif change.reason is EjectionReason.PROBES_SUCCEEDED:
-            log.warning("backend %s is in use again: its probes have succeeded", backend.url)
+            log.warning("backend %s is in use again: its probes have succeeded", url)

@@ -6,6 +6,7 @@ Routers, placements, admission and pages read it. It is told what happens, and a
     an attempt      a request begins and ends at a backend (`add_request`, `remove_request`), or finds it down
                     (`note_unreachable`)
     an operator     `drain`, `undrain`
+    discovery       a backend comes or goes (`add`, `leave`, `rejoin`, `forget_when_idle`)
     ejection        other backends may get requests than before
 
 After each of these that changes who may get requests, `_update_serving` draws the consequences for models, slots and requests.
@@ -35,6 +36,7 @@ from maitred.core.units import Micros
 from maitred.routing import with_free_slots
 from maitred.scheduler.backends.backend import Backend, BackendObserver, UpstreamRequest
 from maitred.scheduler.backends.ejection_driver import RealTimeEjection
+from maitred.scheduler.backends.seats import Seats
 from maitred.scheduler.backends.served_models import ServedModel, ServedModels
 from maitred.scheduler.backends.slot_pools import FleetListener, SlotPools
 from maitred.scheduler.config import FleetConfig
@@ -51,7 +53,14 @@ class FleetView:
     def __init__(self, config: FleetConfig, clock: Clock) -> None:
         """All backends are down at first. What becomes of the slots is told from `listen` on."""
         self._clock = clock
-        self.backends: Sequence[Backend] = [Backend(index, url) for index, url in enumerate(config.backends)]
+        self.may_change = bool(config.discover) or not config.backends
+        """Whether backends are found that the configuration does not name."""
+        self._seats = Seats(config.backends)
+        self.seats, self.backends = self._seats.all, self._seats.taken
+        self.on_added: list[Callable[[Backend], object]] = []
+        """Called with each backend that has come."""
+        self.on_removed: list[Callable[[Backend], object]] = []
+        """Called with each backend that has gone."""
         self._failures_until_down = config.health_failures
         self._models = ServedModels(self.backends)
         self.pools = SlotPools(config, self._models, self.backends)
@@ -150,6 +159,8 @@ class FleetView:
             log.warning("backend %s is drained: it has no request any more", sent.backend.url)
         if sent.model:
             self.tell_slots_changed((self.pools.pool_of(sent.model),))
+        if sent.backend.is_forgotten and not sent.backend.requests:
+            self._remove(sent.backend)
 
     def note_unreachable(self, sent: UpstreamRequest, error: ConnectError) -> None:
         """No connection could be made for a request: its backend is down, unless it has said something since: it is busy."""
@@ -160,21 +171,95 @@ class FleetView:
 
     def drain(self, backend: Backend) -> None:
         """Send nothing more to `backend`. Requests that it has are left to it."""
-        if not backend.is_draining:
+        if not backend.is_drained:
             log.warning("backend %s is being drained; requests that it has: %d", backend.url, len(backend.requests))
-            backend.is_draining = True
-            self._on_drain_changed(backend)
+            backend.is_drained = True
+            self._settle_draining(backend)
 
     def undrain(self, backend: Backend) -> None:
-        """Use `backend` again."""
-        if backend.is_draining:
-            log.warning("backend %s is in use again", backend.url)
-            backend.is_draining = False
-            self._on_drain_changed(backend)
+        """Use `backend` again, unless it is about to go."""
+        if backend.is_drained:
+            log.warning("backend %s is in use again%s", backend.url, " when it is listed again" if backend.is_leaving else "")
+            backend.is_drained = False
+            self._settle_draining(backend)
 
-    def _on_drain_changed(self, backend: Backend) -> None:
+    def add(self, url: str) -> Backend:
+        """Have a backend, which is down until it has been polled, or have it again. Raises ConfigError for no URL."""
+        backend = self._seats.find(url)
+        if backend is not None:
+            self.rejoin(url)
+            return backend
+        backend = self._seats.take(url, self._clock.now())
+        self.ejection.seat(backend)
+        for on_added in self.on_added:
+            on_added(backend)
+        self._tell_observers(backend)
+        return backend
+
+    def number_of(self, url: str) -> int:
+        """Return the number of a backend. One that is not there has requests of another scheduler, and gets no others."""
+        backend = self._seats.find(url)
+        if backend is None:
+            backend = self.add(url)
+            self.leave(url)
+            backend.is_forgotten = True  # after its requests, which are about to be told
+        return backend.index
+
+    def reseat(self, urls: Sequence[str]) -> None:
+        """Have the backends that another process has, by number (`Seats.reseat`)."""
+        came, went = self._seats.reseat(urls)
+        self.ejection.reseat(self.seats)
+        for backend in went:
+            backend.healthy, backend.models = False, {}
+            for on_removed in self.on_removed:
+                on_removed(backend)
+        for backend in came:
+            for on_added in self.on_added:
+                on_added(backend)
+
+    def leave(self, url: str) -> None:
+        """Send nothing more to a backend that is about to go."""
+        backend = self._seats.find(url)
+        if backend is not None and not backend.is_leaving:
+            log.warning("backend %s is listed no more; requests that it has: %d", url, len(backend.requests))
+            backend.is_leaving = True
+            self._settle_draining(backend)
+
+    def rejoin(self, url: str) -> None:
+        """Use a backend again that was about to go."""
+        backend = self._seats.find(url)
+        if backend is not None:
+            backend.is_forgotten = False
+            if backend.is_leaving:
+                log.warning("backend %s is listed again", url)
+                backend.is_leaving = False
+                self._settle_draining(backend)
+
+    def forget_when_idle(self, url: str) -> None:
+        """Have a backend no more that is about to go, as soon as it has no request."""
+        backend = self._seats.find(url)
+        if backend is not None:
+            backend.is_forgotten = True
+            if not backend.requests:
+                self._remove(backend)
+
+    def _remove(self, backend: Backend) -> None:
+        log.info("backend %s has gone", backend.url)
+        self.ejection.reset(backend)
+        self._seats.leave(backend, self._clock.now())
+        backend.healthy, backend.models, backend.is_forgotten = False, {}, False
+        backend.problem = "it has gone"
         self._update_serving()
         self._tell_observers(backend)
+        for on_removed in self.on_removed:
+            on_removed(backend)
+
+    def _settle_draining(self, backend: Backend) -> None:
+        is_draining = backend.is_drained or backend.is_leaving
+        if is_draining is not backend.is_draining:
+            backend.is_draining = is_draining
+            self._update_serving()
+            self._tell_observers(backend)
 
     def mark_up(self, backend: Backend, models: dict[str, dict[str, Any]], slots: int | None) -> None:
         """Send requests to `backend`: it serves `models`, by id, and can run `slots` requests at once, or does not say how
@@ -244,6 +329,8 @@ class FleetView:
         self._tell_observers(backend)
         self._abandon(self.ejection.find_silent(backend))
         self._forget_vanished()
+        if backend.is_forgotten and not backend.requests:
+            self._remove(backend)
 
     def tell_slots_changed(self, pools: Iterable[str]) -> None:
         """Say that these pools may have another number of slots."""

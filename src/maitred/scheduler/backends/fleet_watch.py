@@ -53,15 +53,20 @@ class FleetWatch:
         backends report."""
         self._config, self._fleet, self._kv_polling, self._wants_load = config, fleet, kv_polling, wants_load
         self._clock = clock
-        self._pollers = [BackendPoller(client, backend.origin, config, kv_polling, clock) for backend in fleet.backends]
-        self._kv_read_at: list[Micros] = [0] * len(fleet.backends)
+        self._client = client
+        self._pollers: dict[int, BackendPoller] = {}
+        """By the number of the backend; that of one that has gone is kept until another has its number."""
+        self._kv_read_at: dict[int, Micros] = {}
         """When the KV memory of each backend was last read."""
-        self._told_problems = [""] * len(fleet.backends)
+        self._told_problems: dict[int, str] = {}
         """Why the load of each backend is not known, as last told."""
         self._urgent_polls: dict[int, asyncio.Task[None]] = {}
         """The polls that requests wait for, by the index of the backend."""
         self._all_polled = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: dict[Backend, asyncio.Task[None]] = {}
+        self._is_started = False
+        for backend in fleet.backends:
+            self.add(backend)
 
     @property
     def kv_interval_secs(self) -> float | None:
@@ -83,23 +88,46 @@ class FleetWatch:
 
     def start(self) -> None:
         """Begin to poll all backends, inside this event loop."""
-        self._task = asyncio.create_task(self._poll_all())
-        self._task.add_done_callback(_on_polling_ended)
+        self._is_started = True
+        for backend in self._fleet.backends:
+            self._begin(backend)
 
     async def close(self) -> None:
         """Poll no more."""
-        await end_tasks(self._task)
+        self._is_started = False
+        await end_tasks(*self._tasks.values())
+
+    def add(self, backend: Backend) -> None:
+        """Poll a backend that has come."""
+        index = backend.index
+        self._pollers[index] = BackendPoller(self._client, backend.origin, self._config, self._kv_polling, self._clock)
+        self._kv_read_at[index], self._told_problems[index] = 0, ""
+        if self._is_started:
+            self._begin(backend)
+
+    def remove(self, backend: Backend) -> None:
+        """Poll a backend no more that has gone."""
+        task = self._tasks.pop(backend, None)
+        if task is not None:
+            task.cancel()
+
+    def _begin(self, backend: Backend) -> None:
+        task = self._tasks[backend] = asyncio.create_task(self._poll_repeatedly(backend))
+        task.add_done_callback(_on_polling_ended)
 
     def reconfigure(self, config: FleetConfig) -> None:
         """Use the keys of this configuration for all polls from now on."""
-        for poller in self._pollers:
+        self._config = config
+        for poller in self._pollers.values():
             poller.use_key(config.upstream_api_key)
 
     async def wait_until_polled(self, secs: float) -> None:
         """Return when every backend has been polled once, or after `secs`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(secs):
-                await self._all_polled.wait()
+                while not self._fleet.all_polled:
+                    self._all_polled.clear()
+                    await self._all_polled.wait()
 
     async def poll_now(self, backend: Backend) -> None:
         """Poll `backend` beside its regular polls, and return when that has ended. Requests that ask at once share it."""
@@ -108,11 +136,6 @@ class FleetWatch:
             polled = self._urgent_polls[backend.index] = asyncio.create_task(self._poll(backend))
             polled.add_done_callback(lambda _: self._urgent_polls.pop(backend.index))
         await asyncio.shield(polled)
-
-    async def _poll_all(self) -> None:
-        async with asyncio.TaskGroup() as polls:
-            for backend in self._fleet.backends:
-                polls.create_task(self._poll_repeatedly(backend))
 
     async def _poll_repeatedly(self, backend: Backend) -> None:
         while True:
@@ -130,7 +153,7 @@ class FleetWatch:
             poller.forget_reported()
         try:
             found = await poller.poll(wants_metrics=reads_kv)
-        except Exception as error:  # A backend may answer anything, and an error here would end the polls of all of them.
+        except Exception as error:  # A backend may answer anything, and an error here would end its polls.
             self._on_failure(backend, error, has_answered=backend.has_answered(began_at, num_answers))
             return
         if was_healthy and not backend.healthy:
@@ -188,4 +211,4 @@ class FleetWatch:
 
 def _on_polling_ended(task: asyncio.Task[None]) -> None:
     if not task.cancelled():
-        log.critical("backends are watched no more: restart the gateway", exc_info=task.exception())
+        log.critical("a backend is watched no more: restart the gateway", exc_info=task.exception())

@@ -43,6 +43,7 @@ from maitred.scheduler.config import FleetConfig
 from maitred.scheduler.drivers.admission import RealTimeAdmission
 from maitred.scheduler.engines.readings import MetricsReader
 from maitred.wire.clock import Clock
+from maitred.wire.tasks import end_tasks
 
 log = logging.getLogger("maitred.gateway")
 _NOT_BELIEVED: Final = (
@@ -66,10 +67,9 @@ class SlotLearning:
         self._fleet = fleet
         self._admission = admission
         self._decisions = decisions
-        self._learners = [
-            BackendLearner(self, backend, watch.metrics_reader(backend), admission.clock) for backend in fleet.backends
-        ]
-        self._tasks: list[asyncio.Task[None]] = []
+        self._watch = watch
+        self._is_started = False
+        self._tasks: dict[Backend, asyncio.Task[None]] = {}
         self._told: dict[int, tuple[int, str]] = {}
         """What the log has last said of the slots of each backend, by its index: number and source."""
 
@@ -91,16 +91,28 @@ class SlotLearning:
 
     def start(self) -> None:
         """Begin to look at the backends, each in a task of its own."""
-        for learner in self._learners:
-            task = asyncio.create_task(learner.run())
-            task.add_done_callback(_on_looks_ended)
-            self._tasks.append(task)
+        self._is_started = True
+        for backend in self._fleet.backends:
+            self.add(backend)
 
     async def stop(self) -> None:
         """Look no more."""
-        for task in self._tasks:
+        self._is_started = False
+        await end_tasks(*self._tasks.values())
+
+    def add(self, backend: Backend) -> None:
+        """Look at a backend that has come."""
+        if self._is_started:
+            learner = BackendLearner(self, backend, self._watch.metrics_reader(backend), self._admission.clock)
+            task = self._tasks[backend] = asyncio.create_task(learner.run())
+            task.add_done_callback(_on_looks_ended)
+
+    def remove(self, backend: Backend) -> None:
+        """Look at a backend no more that has gone."""
+        self._told.pop(backend.index, None)
+        task = self._tasks.pop(backend, None)
+        if task is not None:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def demand(self, backend: Backend) -> PoolDemand:
         """Return the demand for the slots of a backend, over all pools that it serves."""

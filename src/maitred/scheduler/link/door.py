@@ -1,6 +1,8 @@
 """Door: which gateways a scheduler that leads welcomes.
 
-One with other backends is turned away: a grant names a backend by its number. So is one whose hello contradicts itself. One
+One that comes for the first time with other backends than the configuration has is turned away, unless backends come and go: a
+grant names a backend by its number. One that has had a scheduler before has numbers of that one, and what it says of backends
+is read by their URLs (`translated`). One whose hello contradicts itself is turned away as well. One
 that the election does not name yet waits until it is named, and what it says meanwhile waits with its hello: the leader after
 this one must know for whose hello to wait.
 """
@@ -8,6 +10,8 @@ this one must know for whose hello to wait.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+
+from msgspec.structs import replace
 
 from maitred.scheduler.link.connections import GatewayConnection
 from maitred.scheduler.link.gateway_books import GatewayId
@@ -19,7 +23,11 @@ class Door:
 
     def __init__(self) -> None:
         self.backends: Sequence[str] = ()
-        """The URLs of the backends, which a gateway must have in the same order; empty: whichever it has."""
+        """The URLs of the backends in the configuration, which a gateway must have in the same order; empty: whichever it
+        has."""
+        self.number_of: Callable[[str], int] | None = None
+        """Returns the number of a backend by its URL, also of one that is known to the gateway alone; None: numbers are the
+        same everywhere."""
         self.named: set[GatewayId] | None = None
         """The gateways that the election names, which alone are welcomed; None: whoever comes."""
         self.is_sole = False
@@ -30,15 +38,25 @@ class Door:
     def problem(self, hello: Hello) -> str | None:
         """Return in words why a gateway is turned away for good, or None."""
         ours, theirs = self.backends, hello.backends
-        if contradiction := _contradiction(hello, len(ours) or None):
+        if contradiction := _contradiction(hello, len(theirs) or len(ours) or None):
             return f"Hello makes no sense: {contradiction}"
-        if not ours or not theirs or theirs == [*ours]:
+        if not ours or not theirs or theirs == [*ours] or hello.epoch:
             return None
         missing, more = sorted({*ours} - {*theirs}), sorted({*theirs} - {*ours})
         said = [f"it has not {', '.join(missing)}"] if missing else []
         said += [f"only it has {', '.join(more)}"] if more else []
         what = " and ".join(said) or "their order is another"
         return f"the backends of this gateway are not those of the scheduler: {what} (both need the same list)"
+
+    def translated(self, hello: Hello) -> Hello:
+        """Return a hello with the numbers that backends have here."""
+        number_of, theirs = self.number_of, hello.backends
+        if number_of is None or not theirs:
+            return hello
+        requests = [
+            live if live.backend < 0 else replace(live, backend=number_of(theirs[live.backend])) for live in hello.requests
+        ]
+        return replace(hello, requests=requests)
 
     def must_wait(self, link: GatewayConnection, hello: Hello) -> bool:
         """Return whether a gateway must wait to be named. If so, its hello is kept (`GatewayConnection.early`)."""

@@ -99,7 +99,8 @@ class GatewayEnd:
         self.has_several = False
         """Whether there are several addresses: then one that leads without an election is not obeyed, as all would lead."""
         self.backends: Sequence[str] = ()
-        """The URLs of the backends, which the scheduler must have in the same order; empty: it is not asked."""
+        """The URLs of the backends by number: those of the configuration, which the first scheduler must have in the same
+        order, and then what it has told; empty: the scheduler is not asked."""
         self.lease_until: Micros | None = None
         """Until when requests may be started, µs, or None if no scheduler has welcomed this gateway yet."""
         self._secret, self._limits = secret, limits

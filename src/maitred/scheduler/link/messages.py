@@ -157,7 +157,7 @@ class Hello(Message, frozen=True, tag=10):
     memories: list[LiveMemory] = []
     """The memories of all requests of agent programs."""
     backends: list[str] = []
-    """The URLs of its backends: those of the scheduler, in the same order."""
+    """The URLs of its backends by number, as its configuration has them, or as a scheduler has told it last."""
 
 
 class HelloPart(Message, frozen=True, tag=33):
@@ -368,6 +368,8 @@ class BackendNews(Message, frozen=True):
     problem: str
     models: bytes
     """JSON, as the engine has it: numbers there may be larger than those of the link."""
+    url: str
+    """Empty for a number whose backend has gone."""
 
 
 class Fleet(Message, frozen=True, tag=27):

@@ -346,7 +346,7 @@ class SchedulerEnd:
         elif problem := self.door.problem(hello):
             self._cut(connection, problem, now, is_lasting=True)
         elif not self.door.must_wait(link, hello):
-            self._welcome(connection, link, hello, self.epoch, now)
+            self._welcome(connection, link, self.door.translated(hello), self.epoch, now)
 
     def _welcome(self, connection: ConnectionId, link: GatewayConnection, hello: Hello, epoch: int, now: Micros) -> None:
         gateway = self.books.gateway((hello.name, hello.boot))

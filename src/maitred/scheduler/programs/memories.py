@@ -6,7 +6,8 @@ The core numbers memories. A backend has one, or one for each data-parallel rank
 
 so that the memory of a backend without ranks has the backend's own number. With two backends, of which the second has three
 ranks, backend 0 is memory 0, and the ranks of backend 1 are the memories 1, 3 and 5. A request that is granted memory 5 goes to
-backend 1 with the header `x-data-parallel-rank: 2`.
+backend 1 with the header `x-data-parallel-rank: 2`. Backends that come later are numbered likewise from `_FIRST_OF_FOUND` on,
+as if there were `_MOST_FOUND` of them, so that no index changes when one comes.
 
 **Shared tokens.** Programs with the same system prompt share its KV blocks, and the sum of their tokens counts them several
 times. vLLM and SGLang report which share of their blocks running requests use, so (ThunderAgent's formula)
@@ -78,6 +79,8 @@ class _Known(NamedTuple):
     shared_tokens: int
 
 
+_FIRST_OF_FOUND: Final = 1 << 20
+_MOST_FOUND: Final = 1 << 16
 _ONE_UNKNOWN: Final = (KvMemory(),)
 
 
@@ -89,6 +92,7 @@ class ProgramMemories:
         self._fleet = fleet
         self._driver = driver
         self._core = driver.core
+        self._num_configured = len(fleet.seats)
         self._known: dict[int, _Known] = {}
         """By index."""
         self._indices: dict[int, tuple[int, ...]] = {}
@@ -100,9 +104,13 @@ class ProgramMemories:
 
     def target(self, index: int) -> MemoryTarget:
         """Return where the memory with this index is."""
-        rank, number = divmod(index, len(self._fleet.backends))
+        if index < _FIRST_OF_FOUND:
+            rank, number = divmod(index, self._num_configured)
+        else:
+            rank, later = divmod(index - _FIRST_OF_FOUND, _MOST_FOUND)
+            number = self._num_configured + later
         has_ranks = len(self._indices.get(number, ())) > 1
-        return MemoryTarget(self._fleet.backends[number], rank if has_ranks else None)
+        return MemoryTarget(self._fleet.seats[number], rank if has_ranks else None)
 
     def indices_of(self, backend: Backend) -> tuple[int, ...]:
         """Return the memories of a backend, none if it has never been up."""
@@ -110,7 +118,10 @@ class ProgramMemories:
 
     def index_of(self, backend: Backend, rank: int | None) -> int:
         """Return the index of a memory."""
-        return backend.index + len(self._fleet.backends) * (rank or 0)
+        later = backend.index - self._num_configured
+        if later < 0:
+            return backend.index + self._num_configured * (rank or 0)
+        return _FIRST_OF_FOUND + later + _MOST_FOUND * (rank or 0)
 
     def on_backend_polled(self, backend: Backend) -> None:
         """Pass on what is known of a backend, if it differs from what was."""

@@ -111,13 +111,13 @@ class ProgramStateKeeper(BackendObserver, BatchSource[StateChanges]):
         self._store.close()
 
     def _drained_now(self) -> list[str]:
-        return sorted(backend.url for backend in self._fleet.backends if backend.is_draining)
+        return sorted(backend.url for backend in self._fleet.backends if backend.is_drained)
 
     def _settle_drains(self) -> None:
         """Drain and resume backends as the store says, but for those that have changed since the term began."""
         stored = self._store.drained
         for backend in self._fleet.backends:
-            if stored is None or backend.is_draining != (backend.url in self._drained_at_begin):
+            if stored is None or backend.is_drained != (backend.url in self._drained_at_begin):
                 continue
             if backend.url in stored:
                 self._fleet.drain(backend)

@@ -83,14 +83,18 @@ class FleetMirror:
     def __init__(self, fleet: FleetView, ejection: ReportedEjection, clock: Clock) -> None:
         self._fleet, self._ejection, self._clock = fleet, ejection, clock
         fleet.ejection, fleet.on_unreachable = ejection, ejection.on_unreachable
+        self._urls = [backend.url for backend in fleet.seats]
+        """The backends as last told, by number."""
         self._is_told = asyncio.Event()
 
     def take_over(self, told: Sequence[BackendNews]) -> None:
-        """Take over what the scheduler says of all backends. Raises ValueError for another number of them."""
-        if len(told) != len(self._fleet.backends):
-            raise ValueError(f"the scheduler has {len(told)} backends, and this gateway {len(self._fleet.backends)}")
+        """Take over what the scheduler says of all backends, and which there are. Raises ConfigError for a URL that is none."""
+        urls = [news.url for news in told]
+        if urls != self._urls:
+            self._urls = urls
+            self._fleet.reseat(urls)
         self._ejection.take_over(told, self._clock.now())
-        for backend, news in zip(self._fleet.backends, told, strict=True):
+        for backend, news in zip(self._fleet.seats, told, strict=True):
             backend.healthy, backend.was_ever_healthy = news.healthy, news.was_ever_healthy
             backend.has_been_polled, backend.is_draining = news.has_been_polled, news.is_draining
             backend.problem, backend.models = news.problem, msgspec.json.decode(news.models)

@@ -41,7 +41,7 @@ class FleetNews:
         """Tell the gateways at `end` what has changed."""
         if self._is_due:
             self._is_due = False
-            news = Fleet([_news(backend, now) for backend in self._fleet.backends])
+            news = Fleet([_news(backend, now) for backend in self._fleet.seats])
             if news != self._last:
                 self._last = news
                 end.tell(news)
@@ -71,4 +71,5 @@ def _news(backend: Backend, now: Micros) -> BackendNews:
         rests=None if rests_until is None else max(0, rests_until - now),
         problem=backend.problem,
         models=msgspec.json.encode(backend.models),
+        url="" if backend.is_gone else backend.url,
     )

@@ -108,8 +108,8 @@ class FleetPlacer(Placer):
         return place[0].index, place[1]
 
     def arrive(self, request: BookedRequest, now: Micros) -> None:
-        if request.backend < len(self._fleet.backends):
-            backend = self._fleet.backends[request.backend]
+        if request.backend < len(self._fleet.seats):
+            backend = self._fleet.seats[request.backend]
             request.place = backend, None, False
             self._begin(request, backend, now)
 
@@ -142,9 +142,9 @@ class FleetPlacer(Placer):
             request.memory.lease.first_data_at = now
 
     def on_outcome(self, request: BookedRequest | None, outcome: Outcome, now: Micros) -> None:
-        if not 0 <= outcome.backend < len(self._fleet.backends):
+        if not 0 <= outcome.backend < len(self._fleet.seats):
             return
-        backend = self._fleet.backends[outcome.backend]
+        backend = self._fleet.seats[outcome.backend]
         attempt = None if request is None else self._attempts.get(request.ticket.id)
         if attempt is None or attempt.backend is not backend:
             attempt = HostedAttempt(backend, Request(id=-1, arrival=now, prompt_tokens=0), self._task, now, _ignore)
@@ -172,7 +172,7 @@ class FleetPlacer(Placer):
 
     def _failed_attempts(self, request: BookedRequest) -> FailedAttempts:
         failed = FailedAttempts()
-        failed.tried = [self._fleet.backends[index] for index in request.tried]
+        failed.tried = [self._fleet.seats[index] for index in request.tried]
         if request.failure is not None:
             failed.failure = _failure_of(request.failure)
         return failed

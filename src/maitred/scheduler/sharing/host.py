@@ -93,7 +93,8 @@ class SchedulerHost:
             memories=self._programs,
         )
         """What the link says and hears."""
-        self.end.door.backends = [backend.url for backend in fleet.backends]
+        self.end.door.backends = () if fleet.may_change else [backend.url for backend in fleet.backends]
+        self.end.door.number_of = fleet.number_of
         self.end.on_note, self.end.on_welcome = self._on_note, self._on_welcome
         self._orphans = OrphanWatch(self.end, fleet, watch, self._clock, self.flush_soon)
         self.leadership = Leadership(self.end, admission.only_pools, self._clock, self._on_term, self.flush_soon)
@@ -227,6 +228,7 @@ class SchedulerHost:
             self.on_note(gateway, note)
 
     def _on_welcome(self, gateway: GatewayId) -> None:
+        self.news.tell(self.end, self._clock.now())
         self.news.tell_all(self.end, gateway)
         if self.on_welcome is not None:
             self.on_welcome(gateway)

@@ -47,7 +47,7 @@ class OrphanWatch:
             while not self._end.settling.is_settled:
                 try:
                     for index in sorted(self._end.settling.unsettled_backends(self._clock.now())):
-                        await self._ask(self._fleet.backends[index])
+                        await self._ask(self._fleet.seats[index])
                 except Exception:  # Without this task, the slots would be held for as long as may be.
                     log.exception("the backends could not be asked for requests of gateways that are gone")
                 await asyncio.sleep(_POLL_SECS)

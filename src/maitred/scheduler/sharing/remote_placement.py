@@ -53,7 +53,7 @@ class RemoteProgramPlacement(ProgramPlacement):
 
 
 def _granted(fleet: FleetView, place: tuple[int, int | None] | None) -> Place | None:
-    return None if place is None else (fleet.backends[place[0]], place[1], False)
+    return None if place is None else (fleet.seats[place[0]], place[1], False)
 
 
 async def _ask_again(

@@ -61,7 +61,7 @@ class RemoteScheduler(Scheduler):
         self.link = LinkClient(dialer, name, secret, clock, parts.client.machine.random, self._on_event)
         """The link to the scheduler."""
         self.link.end.has_several = dialer.has_several
-        self.link.end.backends = [backend.url for backend in fleet.backends]
+        self.link.end.backends = () if fleet.may_change else [backend.url for backend in fleet.backends]
         self.link.lost_for_good = on_parent_lost
         if Signals.PROMPT in self.signals:
             self.link.block_sizes = asked_block_sizes(routing)
@@ -73,6 +73,7 @@ class RemoteScheduler(Scheduler):
         core = Admission(parts.admission, {}, now=clock.now())
         self.admission = remote = RemoteAdmission(core, clock, self.link, memory_number)
         ejection = ReportedEjection(config.ejection, fleet.backends, clock, self.link.report, remote.number_of)
+        fleet.on_removed.append(lambda backend: parts.client.forget(backend.origin))
         self.mirror = FleetMirror(fleet, ejection, clock)
         """What tells the fleet how backends are."""
         self._remote = remote
@@ -156,6 +157,7 @@ class RemoteScheduler(Scheduler):
                     self.on_note(event)
             case FleetTold():
                 self.mirror.take_over(event.backends)
+                self.link.end.backends = [news.url for news in event.backends]
 
     def _abandon(self, number: int) -> None:
         """Take a request away from its backend, if nothing of its answer has gone to the client."""
