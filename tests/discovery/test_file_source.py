@@ -3,49 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
 from pathlib import Path
 
 import pytest
+from heard import Heard, write
 
 from maitred.core.errors import ConfigError
 from maitred.scheduler.discovery.base import SOURCES, SourceError, Told, checked_urls
 from maitred.scheduler.discovery.file_source import FileSource, parse_groups
 from maitred.testing import check_source
-from maitred.wire.machine import Machine
 
 A, B = "http://10.0.0.1:8000", "http://10.0.0.2:8000"
-
-
-class Heard(Told):
-    """Keeps what a source has told."""
-
-    def __init__(self) -> None:
-        self.machine = Machine()
-        self._said: asyncio.Queue[object] = asyncio.Queue()
-        self._last: object = None
-
-    def listed(self, urls: Collection[str]) -> None:
-        self._say(checked_urls(urls))
-
-    def failed(self, problem: str) -> None:
-        self._say(problem)
-
-    def _say(self, what: object) -> None:
-        if what != self._last:
-            self._last = what
-            self._said.put_nowait(what)
-
-    async def next(self) -> object:
-        """Return what is said next that was not said before."""
-        return await self._said.get()
-
-
-def write(path: Path, text: str) -> None:
-    """Replace a file in one step."""
-    new = path.with_name("new")
-    new.write_text(text)
-    new.replace(path)
 
 
 def test_targets_follow_the_file_and_a_broken_one_is_a_failure(tmp_path: Path) -> None:

@@ -194,3 +194,67 @@ def test_a_reload_adds_and_drains_configured_backends(script: Script) -> None:
         await other.stop()
 
     run(scenario())
+
+
+async def call(w: GatewayWorld, method: str, body: object = b"") -> tuple[int, Any]:
+    status, _, answer = await w.request("/admin/backends", body, method)
+    return status, msgspec.json.decode(answer)
+
+
+def test_a_script_adds_and_takes_away_backends(script: Script) -> None:
+    async def scenario() -> None:
+        other = Backend()
+        await other.start()
+        named = {"backend": other.url}
+        async with found(forget_secs=1.0) as w:
+            expected = {"backend": other.url, "presence": "in_use", "sources": ["admin"], "in_flight": 0}
+            assert await call(w, "POST", named) == (201, expected)
+            assert await call(w, "POST", {"backend": other.url + "/"}) == (200, expected)
+            await until_up(w, other)
+            assert (await w.request())[2] == ANSWER
+            assert [backend.sources for backend in w.state.backends] == [["config"], ["admin"]]
+            script.say([other.url])
+            await w.wait_until(lambda: w.state.discovery[0].backends == 1)
+            status, answer = await call(w, "DELETE", named)
+            assert (status, answer["presence"], answer["sources"]) == (200, "in_use", ["scripted_source:Scripted"])
+            status, answer = await call(w, "DELETE", named)
+            assert (status, answer["error"]["code"]) == (409, "backend_listed_elsewhere")
+            said = "was not added here: it is listed by scripted_source:Scripted; take it away there, or use /admin/drain"
+            assert answer["error"]["message"] == f"{other.url} {said}"
+            await call(w, "POST", named)
+            script.say([])
+            await w.wait_until(lambda: w.state.discovery[0].backends == 0)
+            assert (await w.request())[2] == ANSWER
+            status, answer = await call(w, "DELETE", named)
+            assert (status, answer["presence"]) == (200, "leaving")
+            assert (await call(w, "DELETE", named))[0] == 200
+            await w.wait_until(lambda: not found_urls(w))
+            assert (await call(w, "DELETE", named))[1]["error"]["code"] == "unknown_backend"
+            listed = (await call(w, "GET"))[1]["backends"]
+            assert [each["sources"] for each in listed] == [["config"]]
+        await other.stop()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b"[", {"backend": "10.0.0.1:8000"}, {"backend": "http://a:1/v1"}])
+def test_a_call_that_names_no_backend_changes_nothing(script: Script, body: object) -> None:
+    async def scenario() -> None:
+        async with found() as w:
+            status, answer = await call(w, "POST", body)
+            assert (status, answer["error"]["code"]) == (400, "no_backend_named")
+            assert "\n" not in answer["error"]["message"]
+            assert not found_urls(w)
+
+    run(scenario())
+
+
+def test_only_the_operator_may_add_backends(script: Script) -> None:
+    async def scenario() -> None:
+        async with world(base(), api_key="k", tenant_api_keys={"acme": "t"}) as w:
+            for key, status in (("t", 403), ("wrong", 401), ("k", 201)):
+                answer = await w.request("/admin/backends", {"backend": "http://10.0.0.1:1"}, authorization=f"Bearer {key}")
+                assert answer[0] == status
+            assert (await w.request("/admin/backends", b"", "PUT", authorization="Bearer k"))[0] == 405
+
+    run(scenario())

@@ -236,5 +236,11 @@ def unknown_backend(named: str, known: Sequence[str]) -> ApiError:
     return ApiError(404, message, kind="invalid_request_error", code="unknown_backend")
 
 
+def listed_elsewhere(url: str, sources: Sequence[str]) -> ApiError:
+    """Return the error for a backend that cannot be taken away by a call, because other sources list it."""
+    message = f"{url} was not added here: it is listed by {', '.join(sources)}; take it away there, or use /admin/drain"
+    return ApiError(409, message, kind="invalid_request_error", code="backend_listed_elsewhere")
+
+
 def invalid_config(message: str) -> ApiError:
     return ApiError(400, message, kind="invalid_request_error", code="invalid_config")

@@ -27,7 +27,8 @@ from maitred.scheduler.backends.fleet_view import FleetView
 from maitred.scheduler.backends.served_models import ANY_MODEL, ServedModel
 from maitred.scheduler.backends.slot_pools import SlotSource
 from maitred.scheduler.discovery.base import SOURCES, BackendSource, SourceError, Told, checked_urls
-from maitred.scheduler.discovery.driver import Discovery
+from maitred.scheduler.discovery.driver import ADMIN as ADMIN_SOURCE
+from maitred.scheduler.discovery.driver import Discovery, SourceState
 from maitred.scheduler.drivers.admission import AdmissionRejected, RealTimeAdmission
 from maitred.scheduler.drivers.programs import MemoryLease, ProgramRejected, RealTimePrograms
 from maitred.scheduler.ejection import Circuit, CircuitState
@@ -61,6 +62,7 @@ from maitred.scheduler.sharing.remote_scheduler import RemoteScheduler
 from maitred.scheduler.sharing.unlinked import Degrading
 
 __all__ = [
+    "ADMIN_SOURCE",
     "ANY_MODEL",
     "GATEWAY_LEASE",
     "RETRYABLE_ERRORS",
@@ -109,6 +111,7 @@ __all__ = [
     "ServedModel",
     "SlotSource",
     "SourceError",
+    "SourceState",
     "Told",
     "UpstreamRequest",
     "UsageRefused",

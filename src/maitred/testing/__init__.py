@@ -11,6 +11,7 @@ stands in the message of the AssertionError that a broken promise raises. Nothin
     kits.py      admission policies, latency models, routers, scorers, acting estimators, trace formats
     queueing.py  queue policies, priority policies, length predictors; batching.py: batch schedulers
     fleets.py    autoscaling policies
+    sources.py   sources of backends
     samples.py   what plug-ins are tried on
 """
 

@@ -43,14 +43,15 @@ class HostAddresses:
         wait_secs: float,
         look_up: Callable[[str], list[str]],
         on_left: Callable[[Collection[str]], object] = lambda addresses: None,
+        on_answer: Callable[[], object] = lambda: None,
     ) -> None:
         """Begin to look `host` up, unless it is an address. Called inside the event loop.
 
         `look_up` returns the addresses of a host, or raises; it is called in a thread. `on_left` is called with addresses at
-        which the host is no more.
+        which the host is no more, and `on_answer` after each look-up, whether it has found some or failed (`problem`).
         """
         self.host = host
-        self._look_up, self._on_left = look_up, on_left
+        self._look_up, self._on_left, self._on_each = look_up, on_left, on_answer
         self._ttl_secs = ttl_secs
         self._loop = asyncio.get_running_loop()
         self._known: list[str] = []
@@ -68,8 +69,9 @@ class HostAddresses:
         self._looked_up_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
         if _is_address(host):
-            self._known = [host]
+            self._known, self.problem = [host], ""
             self._first_answer.set()
+            self._loop.call_soon(on_answer)
         else:
             self._give_up_waiting = self._loop.call_later(wait_secs, self._first_answer.set)
             self._begin_look_up()
@@ -131,6 +133,7 @@ class HostAddresses:
         else:
             self._on_found(answer.result())
         self._stop_waiting()
+        self._on_each()
         self._set_timer(min(self._ttl_secs, RETRY_SECS) if self.problem else self._ttl_secs)
 
     def _stop_waiting(self) -> None:

@@ -1,6 +1,8 @@
 """The pages that the gateway answers itself, and what changes it in service.
 
 endpoints.py           the pages and routes of the gateway
+backend_endpoints.py   the calls by which scripts add and take away backends
+page_bodies.py         the bodies of such calls
 program_endpoints.py   those about programs
 program_pages.py       what shows programs, put together
 reload.py              the configuration, read again in service

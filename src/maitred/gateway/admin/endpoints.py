@@ -15,8 +15,9 @@ from maitred.core.errors import ConfigError
 from maitred.core.steps import Steps
 from maitred.gateway import error_responses
 from maitred.gateway.access.page_access import Page, Port, Viewer
+from maitred.gateway.admin import backend_endpoints
+from maitred.gateway.admin.page_bodies import named_backend, read_page_body
 from maitred.gateway.admin.reload import ConfigReloader
-from maitred.gateway.bodies.content_coding import coding_not_taken
 from maitred.gateway.intake.request_intake import RequestIntake
 from maitred.gateway.observe.metrics import GatewayCollector
 from maitred.gateway.observe.shared_page import SharedPages, write_json
@@ -41,27 +42,6 @@ class Endpoint(msgspec.Struct, frozen=True):
     handler: PageHandler
     page: Page
     methods: tuple[str, ...] = READ_METHODS
-
-
-class NamedBackend(msgspec.Struct, frozen=True):
-    """The body of a request about one backend."""
-
-    backend: str
-    """Its URL."""
-
-
-_decode_named_backend = msgspec.json.Decoder(NamedBackend).decode
-_MAX_BODY_BYTES: Final = 64 * 1024
-"""Largest body of a request to these paths."""
-
-
-async def read_page_body(exchange: Exchange) -> bytes:
-    """Return the body of a request for a page, which has at most 64 KiB. Raises ApiError 415 for one that is compressed, and
-    what `Exchange.read_body` raises."""
-    coding = (exchange.get_header(b"content-encoding") or b"").strip().lower()
-    if coding not in (b"", b"identity"):
-        raise coding_not_taken(coding.decode("latin-1"), ())
-    return await exchange.read_body(_MAX_BODY_BYTES)
 
 
 def _send_draining(exchange: Exchange, backend: Backend) -> None:
@@ -107,6 +87,7 @@ class AdminEndpoints:
             "/admin/reload": Endpoint(self._reload, Page.ADMIN, WRITE_METHODS),
             "/admin/drain": Endpoint(self._drain, Page.ADMIN, WRITE_METHODS),
             "/admin/undrain": Endpoint(self._undrain, Page.ADMIN, WRITE_METHODS),
+            backend_endpoints.PATH: Endpoint(self._backends, Page.ADMIN, backend_endpoints.METHODS),
         }
         self._by_prefix = {MODEL_PATH_PREFIX: Endpoint(self._model, Page.MODELS)}
         self._health_fields: Callable[[], Steps[Mapping[str, Any]]] | None = None
@@ -262,12 +243,14 @@ class AdminEndpoints:
         self._fleet.undrain(backend)
         _send_draining(exchange, backend)
 
+    async def _backends(self, exchange: Exchange, viewer: Viewer) -> None:
+        discovery = self._scheduler.discovery
+        assert discovery is not None  # where another process decides, that makes this page
+        await backend_endpoints.BackendEndpoints(discovery, self._fleet).answer(exchange, viewer)
+
     def _named_backend(self, body: bytes) -> Backend:
         """Return the backend that `body` names. Raises ApiError 400 for a body that names none, 404 for an unknown one."""
-        try:
-            named = _decode_named_backend(body).backend
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise error_responses.no_backend_named(str(error)) from error
+        named = named_backend(body)
         for backend in self._fleet.backends:
             if backend.url == named.rstrip("/"):
                 return backend

@@ -18,7 +18,8 @@ from urllib.parse import unquote
 import msgspec
 
 from maitred.gateway.access.page_access import Page, Viewer
-from maitred.gateway.admin.endpoints import READ_METHODS, WRITE_METHODS, Endpoint, PageHandler, read_page_body
+from maitred.gateway.admin.endpoints import READ_METHODS, WRITE_METHODS, Endpoint, PageHandler
+from maitred.gateway.admin.page_bodies import read_page_body
 from maitred.gateway.observe.program_views import ProgramViews
 from maitred.gateway.observe.shared_page import SharedPages, write_json, write_json_object
 from maitred.scheduler.interface import RealTimePrograms

@@ -1,7 +1,8 @@
 """LinkedGateway: `maitred serve --scheduler`. It serves clients, and asks a scheduler in another process for decisions.
 
-Its pages show this gateway: what it has counted, and how its link is. What changes the whole fleet (`/admin/drain`) is asked of
-the scheduler. Each gateway reads its own configuration again; the rules of admission are the scheduler's.
+Its pages show this gateway: what it has counted, and how its link is. What changes the whole fleet (`/admin/drain`,
+`/admin/backends`) is asked of the scheduler. Each gateway reads its own configuration again; the rules of admission are the
+scheduler's.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from maitred.gateway.workers.notes import NoteKind, Rules
 from maitred.gateway.workers.worker import AskedPages, WorkerEndpoints
 from maitred.scheduler.interface import LinkNote, RemoteScheduler
 
-_ASKED_PAGES: Final = ("/admin/drain", "/admin/undrain")
+_ASKED_PAGES: Final = ("/admin/drain", "/admin/undrain", "/admin/backends")
 _PROGRAM_PAGES: Final = ("/programs", "/profiles")
 
 

@@ -192,7 +192,7 @@ class BackendState(msgspec.Struct):
     models: list[str]
     problem: str
     draining: bool
-    """Whether an operator wants nothing more to be sent to it."""
+    """Whether nothing more is sent to it: an operator wants that, or no source lists it any more."""
     slots: int
     """Requests that the backend may have in flight, for each model."""
     source: SlotSource
@@ -204,6 +204,21 @@ class BackendState(msgspec.Struct):
     load: LoadState | None
     """What it last reported of its load, or null if it reports none or nothing reads it."""
     ejection: EjectionState
+    sources: list[str]
+    """What lists it: `config`, `admin`, or a source of `gateway.discover`; empty for one that is about to go, and where another
+    process finds backends."""
+
+
+class DiscoveryState(msgspec.Struct):
+    """One source of `gateway.discover`."""
+
+    source: str
+    backends: int
+    """Backends that it lists, as far as that is believed."""
+    problem: str | None
+    """Why it cannot be asked; null if it can."""
+    doubted: int | None
+    """Backends in a list that is not believed yet; null if there is none."""
 
 
 class TenantRequests(msgspec.Struct):
@@ -277,5 +292,7 @@ class GatewayState(msgspec.Struct):
     """Whether a failure, or a line that had to be dropped, has ended the decision log."""
     dropped_lines: dict[str, int]
     """Lines that were not written to the files `decision_log` and `record`."""
+    discovery: list[DiscoveryState]
+    """The sources of `gateway.discover`."""
     cluster: ClusterState | None = None
     """The link between schedulers and gateways; null where one process schedules and serves."""

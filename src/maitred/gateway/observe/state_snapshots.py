@@ -24,6 +24,7 @@ from maitred.gateway.observe.state import (
     BackendState,
     ClassState,
     ClusterState,
+    DiscoveryState,
     EjectionState,
     GatewayCounters,
     GatewayState,
@@ -106,6 +107,7 @@ class StateSnapshots:
             is_out_of_descriptors=self._descriptors.is_exhausted,
             decision_log_failed=self._outputs.decision_log_failed,
             dropped_lines=self._outputs.dropped_lines(),
+            discovery=self._sources(),
             cluster=None if self.cluster is None else self.cluster(),
         )
         return Snapshot(state, survey.classes)
@@ -145,7 +147,18 @@ class StateSnapshots:
         running = None if load is None else load.running
         seen = None if load is None or running is None else LoadState(running, load.waiting, load.kv_usage)
         ejection = _ejection_state(b.circuit, self._admission.clock.now())
-        return BackendState(*own, slots.slots, slots.source, learned, self._client.num_connections(b.origin), seen, ejection)
+        connections, discovery = self._client.num_connections(b.origin), self._scheduler.discovery
+        sources = [] if discovery is None else discovery.sources_of(b.url)
+        return BackendState(*own, slots.slots, slots.source, learned, connections, seen, ejection, sources)
+
+    def _sources(self) -> list[DiscoveryState]:
+        discovery = self._scheduler.discovery
+        if discovery is None:
+            return []
+        return [
+            DiscoveryState(s.name, discovery.num_listed(s.name), s.problem, discovery.num_doubted(s.name))
+            for s in discovery.sources
+        ]
 
 
 def _ejection_state(circuit: Circuit, now: Micros) -> EjectionState:

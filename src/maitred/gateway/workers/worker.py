@@ -10,7 +10,8 @@ from typing import Any, Final
 import msgspec
 
 from maitred.gateway.access.page_access import Shown, Viewer
-from maitred.gateway.admin.endpoints import AdminEndpoints, Endpoint, read_page_body
+from maitred.gateway.admin.endpoints import AdminEndpoints, Endpoint
+from maitred.gateway.admin.page_bodies import read_page_body
 from maitred.gateway.admin.program_endpoints import paths_answered_by
 from maitred.gateway.admin.reload import GatewaySettings
 from maitred.gateway.app import Gateway
@@ -87,7 +88,7 @@ class WorkerEndpoints(AdminEndpoints):
     async def answer_as(self, exchange: Exchange, endpoint: Endpoint, viewer: Viewer) -> str:
         if not self.is_asked(exchange.path):
             return await super().answer_as(exchange, endpoint, viewer)
-        body = await read_page_body(exchange) if exchange.method == "POST" else b""
+        body = await read_page_body(exchange) if exchange.method in ("POST", "DELETE") else b""
         question = PageQuestion(exchange.method, exchange.path, body, viewer.tenant, viewer.shown)
         answer = await self.asked.ask(question)
         exchange.start_response(answer.status, answer.headers, answer.body, False)

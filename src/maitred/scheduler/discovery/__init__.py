@@ -4,4 +4,5 @@ base.py           the kind of plug-in: a source of backends, and what it is give
 driver.py         runs the sources of one scheduler, and carries the decisions out
 static.py         backends that are written down
 file_source.py    a file that something else writes, in the format of Prometheus
+dns.py            every address of a name
 """

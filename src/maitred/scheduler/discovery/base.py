@@ -86,6 +86,12 @@ def url_of(host: str, port: int | None = None, scheme: str = "http") -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
+def check_scheme(scheme: str) -> None:
+    """Raise ValueError for a scheme that backends do not speak."""
+    if scheme not in ("http", "https"):
+        raise ValueError(f"scheme must be http or https, not {scheme!r}")
+
+
 def check_secs(name: str, value: float) -> None:
     """Raise ValueError for a time that is none."""
     if not 0 < value <= 86_400:
