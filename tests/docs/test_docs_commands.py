@@ -47,6 +47,8 @@ ELSEWHERE = {
     r"python bench/sender\.py": "it takes a minute; tests/study/live/test_bench.py runs a small one",
     r"maitred calibrate vllm\.log .*": "it needs a vLLM's log; tests/study/calibration/test_calibration_commands.py has one",
     r"maitred bench .*": "it needs an endpoint; tests/study/live/test_bench.py measures one",
+    r"curl .*/admin/backends": "tests/gateway/test_gateway_discovery.py calls a gateway",
+    r"maitred serve .*--discover .*": "tests/gateway/test_gateway_discovery.py has gateways with sources",
     r"curl .*/admin/(reload|drain)": "tests/gateway/test_gateway_reload.py and test_gateway_drain.py ask a gateway for it",
     r"curl .*vllm_xargs.*": "it asks a vLLM; tests/plugins/real_vllm does, where there is one",
     r"pip download .*": "it fetches a package",
