@@ -141,6 +141,27 @@ def test_a_backend_that_breaks_off_frees_the_slot(phase):
     run_on_sockets(scenario())
 
 
+@pytest.mark.parametrize("body_mode", BODY_MODES)
+def test_envoy_goes_on_to_the_next_endpoint_where_it_cannot_connect(body_mode):
+    async def scenario():
+        gate = GatedAnswer()
+        backends = Backend(gate), Backend(gate)
+        async with world_with_envoy(*backends, slots=2, health_interval_secs=60.0, body_mode=body_mode) as world:
+            await backends[0].stop()
+            clients = [await world.start_request(x_smg_priority="interactive") for _ in range(2)]
+            await until(lambda: len(backends[1].received) == 2)  # One of them was picked for each backend.
+            gate.open.set()
+            for client in clients:
+                status, _, body = await client.read_response()
+                assert (status, body) == (200, ANSWER)
+            fleet = world.picker.picker.fleet
+            await until(lambda: not any(backend.in_flight for backend in fleet.backends))
+            assert world.picker.counters.upstream_failures == {"connect_failed": 1}
+            await until(lambda: len(fleet.healthy) == 1)  # So the next one is not tried in vain.
+
+    run_on_sockets(scenario())
+
+
 def test_a_picker_that_dies_breaks_no_response_and_lets_nothing_pass():
     async def scenario():
         stepped = Stepped()

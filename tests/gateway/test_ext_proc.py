@@ -198,7 +198,8 @@ def test_a_backend_that_fails_is_held_to_account():
         async with running_picker(Backend(), Backend(), slots=4) as world:
             stream = world.stream()
             await stream.request(BODY)
-            picked = headers_of((await stream.read()).request_body.response)[ENDPOINT]
+            picked, _, other = headers_of((await stream.read()).request_body.response)[ENDPOINT].partition(",")
+            assert {picked, other} == {backend.url.removeprefix("http://") for backend in world.backends}
             await stream.response_headers(503, of_backend=False)
             await stream.read()
             await stream.end()

@@ -19,6 +19,7 @@ from maitred.scheduler.addresses import LinkAddress
 from maitred.wire.origin import Origin
 
 _ENDPOINT: Final = "x-gateway-destination-endpoint"
+_SERVED: Final = "x-gateway-destination-endpoint-served"
 _TYPES: Final = "type.googleapis.com/envoy."
 _SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
 _LONGEST_WAIT: Final = "3600s"
@@ -28,6 +29,8 @@ _PER_ROUTE: Final = "extensions.filters.http.ext_proc.v3.ExtProcPerRoute"
 _FAILURES: Final = ("UF", "UC", "UR", "UH", "UO", "UPE", "LR")
 """Envoy's flags of a backend that cannot be reached, breaks off, resets, is not there, or speaks no HTTP."""
 _MANY: Final = 1_000_000
+_MANY_ENDPOINTS: Final = 8
+"""More than a pick names: behind its last one there is no host, and so no further retry."""
 _UNPICKED: Final = (
     '{"error": {"message": "no scheduler can be asked at present", "type": "server_error", "param": null, '
     '"code": "no_scheduler"}}'
@@ -168,9 +171,12 @@ def _routes(plan: EnvoyPlan) -> list[dict[str, Any]]:
     ]
     picked = {"prefix": "/", "headers": [{"name": _ENDPOINT, "present_match": True}]}
     json = {"header": {"key": "content-type", "value": "application/json"}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
+    # Nothing was sent where there was no connection, so any request may go on to the next endpoint of the pick.
+    retries = {"retry_on": "connect-failure", "num_retries": _MANY_ENDPOINTS}
+    to_backends = {"cluster": "backends", "timeout": "0s", "retry_policy": retries}
     return [
         *health,
-        {"match": picked, "route": {"cluster": "backends", "timeout": "0s"}, "request_headers_to_remove": [_ENDPOINT]},
+        {"match": picked, "route": to_backends, "request_headers_to_remove": [_ENDPOINT]},
         {
             "match": {"prefix": "/"},
             "direct_response": {"status": 503, "body": {"inline_string": _UNPICKED}},
@@ -185,7 +191,11 @@ def _backends(plan: EnvoyPlan) -> dict[str, Any]:
     none = {"fallback_policy": "NO_FALLBACK", "subset_lb_policy": _policy("round_robin", "round_robin.v3.RoundRobin", {})}
     # The header is taken away by the route, before a host is chosen.
     picked = {"metadata": {"key": "envoy.lb", "path": [{"key": _ENDPOINT}]}}
-    override = {"override_host_sources": [picked], "fallback_policy": _policy("subset", "subset.v3.Subset", none)}
+    override = {
+        "override_host_sources": [picked],
+        "fallback_policy": _policy("subset", "subset.v3.Subset", none),
+        "selected_host_key": {"key": "envoy.lb", "path": [{"key": _SERVED}]},
+    }
     made: dict[str, Any] = {
         "name": "backends",
         "type": "STRICT_DNS",

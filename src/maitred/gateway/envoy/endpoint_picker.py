@@ -28,7 +28,7 @@ from maitred.gateway.observe.state import GatewayCounters
 from maitred.gateway.proxy import Proxy
 from maitred.gateway.routes import ROUTES
 from maitred.gateway.workers.notes import NoteKind, Rules
-from maitred.scheduler.interface import LinkNote, RemoteScheduler, ServedModel
+from maitred.scheduler.interface import FleetView, LinkNote, RemoteScheduler, ServedModel
 from maitred.wire.client import UpstreamClient
 from maitred.wire.exchange import ApiError, Exchange, send_error, send_json
 from maitred.wire.machine import Machine
@@ -94,6 +94,11 @@ class EndpointPicker:
     def num_streams(self) -> int:
         """HTTP requests that are at Envoy now, as far as they are whole."""
         return len(self._attempts.streams)
+
+    @property
+    def fleet(self) -> FleetView:
+        """The backends, as the picker sees them."""
+        return self._scheduler.fleet
 
     @property
     def has_backends(self) -> bool:

@@ -2,13 +2,17 @@
 
 Of a request that holds its slot Envoy is told the backend (`ExtProcStream.send_to`). When the response headers come, admission
 is asked whether the request still has its slot, as for every first byte; the answer to them lets the response pass. The slot is
-free when the HTTP stream has ended. A request that was sent is sent no second time: a victim gets its 503, whatever
-`admission.on_preempt` says. What Envoy answers in place of a backend that has failed is a failure of that backend.
+free when the HTTP stream has ended. A request that was sent is sent no second time by the picker: a victim gets its 503,
+whatever `admission.on_preempt` says. Envoy itself goes on to the next endpoint that it was told if it cannot connect to the
+first (the fallback list of the protocol), and says which one has answered. What Envoy answers in place of a backend that has
+failed is a failure of that backend.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from operator import attrgetter
 from typing import Final
 
 from maitred.admission import ReleaseReason
@@ -24,8 +28,8 @@ from maitred.gateway.forwarding.attempts import note_failure
 from maitred.gateway.forwarding.proxy_request import ProxyRequest
 from maitred.gateway.forwarding.retries import RETRYABLE_STATUSES, RetryPolicy, is_busy, read_retry_after
 from maitred.gateway.observe.state import GatewayCounters
-from maitred.scheduler.interface import AnsweredError, Place, Scheduler, UpstreamRequest, with_rank
-from maitred.wire.errors import Disconnected, UpstreamError, UpstreamTimeout
+from maitred.scheduler.interface import AnsweredError, Backend, Place, Scheduler, UpstreamRequest, with_rank
+from maitred.wire.errors import ConnectError, Disconnected, UpstreamError, UpstreamTimeout
 from maitred.wire.exchange import ResponseWriter
 from maitred.wire.machine import Machine
 from maitred.wire.messages import Headers
@@ -63,19 +67,48 @@ class PickedAttempts:
             rest = self._fleet.ejection.rest_time(proxied.served.backends)
             raise error_responses.upstream_failed(None) if rest is None else error_responses.upstream_busy(rest)
         router = self._scheduler.router if proxied.memory_lease is None else None
+        fallbacks = self._fallbacks(place, proxied)
         try:
             with Attempt(self._fleet, self._outcomes, router, place[0], proxied, now) as sent:
-                head = await self._ask_backend(stream, place, proxied)
+                head = await self._ask_backend(stream, place, fallbacks, proxied)
+                instead = self._served_by(head, fallbacks)
+                if instead is None:
+                    return await self._pass(head, sent, stream, proxied)
+                self._outcomes.on_failure(sent, ConnectError(f"Envoy cannot connect to {place[0].url}"))
+                sent.has_failed = True
+            with Attempt(self._fleet, self._outcomes, None, instead, proxied, self._clock.now()) as sent:
                 return await self._pass(head, sent, stream, proxied)
         except UpstreamError as error:
             note_failure(proxied, error)
             raise error_responses.upstream_failed(error) from None
 
-    async def _ask_backend(self, stream: ExtProcStream, place: Place, proxied: ProxyRequest) -> ResponseHeaders:
+    def _fallbacks(self, place: Place, proxied: ProxyRequest) -> Sequence[Backend]:
+        """Return where Envoy may go on to if it cannot connect, the least loaded first. A program stays where it has memory."""
+        num_more = self._config.max_attempts - 1
+        served, chosen, allowed = proxied.served, place[0], proxied.request.instances
+        if num_more <= 0 or proxied.memory_lease is not None or place[1] is not None or len(served.backends) == 1:
+            return ()
+        willing = self._fleet.ejection.candidates(served.name, served.backends, may_probe=False)
+        others = [each for each in willing if each is not chosen and (not allowed or each.index in allowed)]
+        return sorted(others, key=attrgetter("in_flight"))[:num_more]
+
+    def _served_by(self, head: ResponseHeaders, fallbacks: Sequence[Backend]) -> Backend | None:
+        """Return the backend that has answered in place of the one that was picked, or None: it was that one, or Envoy does not
+        say."""
+        if not head.served:
+            return None
+        return next((backend for backend in fallbacks if head.served in self._endpoints.known(backend)), None)
+
+    async def _ask_backend(
+        self, stream: ExtProcStream, place: Place, fallbacks: Sequence[Backend], proxied: ProxyRequest
+    ) -> ResponseHeaders:
         """Return the response headers. Raises UpstreamError if the backend cannot be named, or is silent for too long."""
         endpoint = await self._endpoints.of(place[0])
         if endpoint is None:
             raise UpstreamError(f"the name of {place[0].url} cannot be resolved")
+        if fallbacks:
+            found = [await self._endpoints.of(backend) for backend in fallbacks]
+            endpoint = ",".join((endpoint, *filter(None, found)))
         proxied.can_restart = False
         headers = [*proxied.block.headers, *proxied.headers]
         if place[1] is not None:
