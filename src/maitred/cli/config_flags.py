@@ -97,6 +97,7 @@ LEGACY_ADMISSION: Final = FlagGroup(
 CALLERS: Final = FlagGroup(
     "Clients and tenants",
     KeyFlag("gateway.api_key", "KEY"),
+    KeyFlag("gateway.keys_file", "FILE"),
     KeyFlag("gateway.cors_origins", "ORIGIN", name="--cors-origin"),
     KeyFlag("gateway.trust_tenant_header"),
     KeyFlag("gateway.tenant_header_name", "NAME"),

@@ -18,6 +18,7 @@ from maitred.core.errors import ConfigError
 from maitred.core.steps import run_at_once
 from maitred.files.undo import whole_or_nothing
 from maitred.gateway import error_responses
+from maitred.gateway.access.caller_sources import SourceWatch, make_sources
 from maitred.gateway.access.page_access import Page, Port
 from maitred.gateway.admin.endpoints import AdminEndpoints
 from maitred.gateway.admin.idle_checks import IdleChecks
@@ -111,6 +112,8 @@ class Gateway(App):
         self.counters = GatewayCounters(config.tenant_metric_top_n)
         self.certificates = PortCertificates(config, self._clock)
         self._client = UpstreamClient(config.upstream, self.machine)
+        self._key_sources = make_sources(config, self._clock, self._client)
+        self._key_watch = SourceWatch(self._key_sources)
         self._outputs = self.outputs_class(config, self._clock, log_output)
         self.decisions = self._outputs.decisions
         """Every input and decision of the cores, or None if they are not logged."""
@@ -154,6 +157,7 @@ class Gateway(App):
             ids=self._ids,
             signals=signals if outputs.recorder is None else signals | Signals.SESSION,
             programs=settings.programs,
+            further_keys=self._key_sources,
         )
         self._proxy = Proxy(
             config=config,
@@ -231,6 +235,7 @@ class Gateway(App):
         self._descriptors.start(server.make_room)
         self._loop_lag.start()
         self._idle_checks.start()
+        self._key_watch.start()
         self._outputs.start()
         self._dashboard.start()
         if self._program_pages is not None:
@@ -244,6 +249,7 @@ class Gateway(App):
         self._descriptors.stop()
         self._loop_lag.stop()
         self._idle_checks.stop()
+        await self._key_watch.stop()
         await self._dashboard.close()
         await self.scheduler.close()
         if self._program_pages is not None:

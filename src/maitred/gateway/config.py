@@ -78,6 +78,39 @@ class RetryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ValueError("backoff_multiplier must be at least 1")
 
 
+Algorithm: TypeAlias = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
+
+
+class JwtConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """JSON Web Tokens as keys (extra `jwt`). Raises ValueError for invalid values."""
+
+    jwks: str
+    """File or URL (http, https) of the public keys of the issuer, as a JWKS."""
+    issuer: str | None = None
+    """The `iss` that tokens must have. Null: any."""
+    audience: str | None = None
+    """The `aud` that tokens must have, or have among others. Null: any."""
+    algorithms: tuple[Algorithm, ...] = ("RS256", "ES256")
+    """Algorithms of signatures that count. Those of shared secrets, and `none`, never do."""
+    tenant_claim: str = "sub"
+    """The claim whose value names the tenant: a request with VALUE belongs to `auth:VALUE`."""
+    class_claim: str | None = None
+    """The claim that names the highest class of its requests, in place of that of the tenant, and the class of those that name
+    none. Null, or a token without it: as for other keys."""
+    refresh_secs: float = 300.0
+    """Seconds between two reads of the keys. One that a token names and that is not there is asked for at once."""
+    leeway_secs: float = 30.0
+    """Seconds by which the clock of the issuer may differ."""
+
+    def __post_init__(self) -> None:
+        if not self.jwks or not self.algorithms or not self.tenant_claim:
+            raise ValueError("jwks, algorithms and tenant_claim must not be empty")
+        if not 1 <= self.refresh_secs <= MAX_SECS:
+            raise ValueError(f"refresh_secs must be from 1 to {MAX_SECS:g}")
+        if not 0 <= self.leeway_secs <= 600:
+            raise ValueError("leeway_secs must be from 0 to 600")
+
+
 class GatewayConfig(FleetConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The configuration of the live gateway. Raises ValueError for invalid values. Keeps only hashes of clients' keys."""
 
@@ -119,6 +152,11 @@ class GatewayConfig(FleetConfig, frozen=True, kw_only=True, forbid_unknown_field
     tenant_api_keys: dict[str, str | tuple[str, ...]] = msgspec.field(default_factory=dict)
     """Keys of single tenants by tenant id: `{acme: KEY}` or `{acme: sha256:HEX}`. A request with such a key belongs to the
     tenant `auth:acme`. `{acme: [KEY1, KEY2]}`: each of these is valid, so that clients can change from one to the other."""
+    keys_file: str | None = None
+    """YAML or JSON file with further keys of tenants, with a class and the date of their end if need be; read again within
+    seconds when it changes (docs/gateway.md#keys-in-a-file-and-tokens)."""
+    jwt: JwtConfig | None = None
+    """Tokens of an issuer that are keys too. Null: there are none."""
     cors_origins: tuple[str, ...] = ()
     """Origins whose pages may use the gateway from a browser, as `https://app.example`, or `*` for all."""
     trust_tenant_header: bool = False
@@ -255,6 +293,8 @@ class GatewayConfig(FleetConfig, frozen=True, kw_only=True, forbid_unknown_field
                 owners[key] = f"tenant_api_keys.{tenant}"
         msgspec.structs.force_setattr(self, "api_key", shared)
         msgspec.structs.force_setattr(self, "tenant_api_keys", keys)
+        if self.auth == "none" and self.has_further_keys:
+            raise ValueError("auth: none contradicts keys_file and jwt (leave it out, or them)")
         if self.auth == "none" and owners:
             raise ValueError(f"auth: none contradicts {next(iter(owners.values()))} (leave one of them out)")
 
@@ -279,7 +319,12 @@ class GatewayConfig(FleetConfig, frozen=True, kw_only=True, forbid_unknown_field
     @property
     def has_keys(self) -> bool:
         """Whether requests need a key."""
-        return self.api_key is not None or bool(self.tenant_api_keys)
+        return self.api_key is not None or bool(self.tenant_api_keys) or self.has_further_keys
+
+    @property
+    def has_further_keys(self) -> bool:
+        """Whether there are keys outside of the configuration."""
+        return self.keys_file is not None or self.jwt is not None
 
 
 def keys_of_tenant(given: str | tuple[str, ...]) -> tuple[str, ...]:

@@ -215,6 +215,22 @@ def invalid_api_key() -> ApiError:
     return ApiError(401, "this API key is not valid", kind="invalid_request_error", code="invalid_api_key", headers=_BEARER)
 
 
+def expired_api_key() -> ApiError:
+    return ApiError(401, "this API key has expired", kind="invalid_request_error", code="expired_api_key", headers=_BEARER)
+
+
+def invalid_token(problem: str) -> ApiError:
+    """Return the error for a JSON Web Token that is not valid."""
+    message = f"this token is not valid: {problem}"
+    return ApiError(401, message, kind="invalid_request_error", code="invalid_token", headers=_BEARER)
+
+
+def keys_to_come() -> ApiError:
+    """Return the error for a token whose key is not known yet."""
+    message = "the keys of the issuer of this token are being read"
+    return ApiError(503, message, kind="server_error", code="token_keys_unknown", headers=_RETRY_SOON)
+
+
 def admin_forbidden(message: str) -> ApiError:
     return ApiError(403, message, kind="invalid_request_error", code="admin_forbidden")
 

@@ -39,6 +39,8 @@ def _why_impossible(tenant: str, gateway: GatewayConfig) -> str | None:
         return None
     if kind != "auth":
         return "every request needs a key, which names its tenant (auth:ID)"
+    if gateway.has_further_keys:  # It may have a key there.
+        return None
     shared = gateway.api_key
     if name in gateway.tenant_api_keys or (shared is not None and name == shared.removeprefix(HASH_PREFIX)):
         return None

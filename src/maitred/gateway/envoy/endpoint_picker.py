@@ -6,12 +6,14 @@ own process. What it counts stands on the pages of the scheduler.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
 from maitred.gateway import error_responses
+from maitred.gateway.access.auth import FurtherKeys
 from maitred.gateway.access.page_access import Page
 from maitred.gateway.admin.reload import GatewaySettings
 from maitred.gateway.bodies.body_budget import BodyBudget
@@ -47,6 +49,7 @@ class PickerParts:
     counters: GatewayCounters
     metrics: RequestMetrics
     access_log: AccessLog | None
+    further_keys: Sequence[FurtherKeys]
     machine: Machine
 
 
@@ -76,6 +79,7 @@ class EndpointPicker:
             programs=settings.programs,
             reads_answers=False,
             eligible=self._eligible,
+            further_keys=parts.further_keys,
         )
         self._attempts = PickedAttempts(config, parts.scheduler, self._endpoints, parts.counters, machine)
         self._proxy = Proxy(

@@ -97,5 +97,6 @@ class PickerScheduler(SchedulerGateway):
             counters=self.counters,
             metrics=self.request_metrics,
             access_log=self._outputs.access_log,
+            further_keys=self._key_sources,
             machine=self.machine,
         )

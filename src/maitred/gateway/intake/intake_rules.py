@@ -5,7 +5,9 @@ Compiled (`tools/compile.py`).
 
 from __future__ import annotations
 
-from maitred.gateway.access.auth import ApiKeys
+from collections.abc import Sequence
+
+from maitred.gateway.access.auth import ApiKeys, FurtherKeys
 from maitred.gateway.access.cors import CrossOrigins
 from maitred.gateway.access.inbound_head import HeadReader
 from maitred.gateway.access.page_access import PageAccess
@@ -25,12 +27,14 @@ class IntakeRules:
         config: GatewayConfig,
         programs: ProgramsConfig,
         signals: Signals,
+        further_keys: Sequence[FurtherKeys] = (),
         *,
         reads_usage: bool,
         reads_answers: bool = True,
     ) -> None:
-        """`reads_usage` says that the usage of every generated answer is read, `reads_answers` that answers pass this process:
-        if not, a usage that a client has not asked for could not be hidden from it."""
+        """`further_keys` are those outside of the configuration. `reads_usage` says that the usage of every generated answer is
+        read, `reads_answers` that answers pass this process: if not, a usage that a client has not asked for could not be
+        hidden from it."""
         self.config = config
         self.cross_origins = CrossOrigins(config.cors_origins) if config.cors_origins else None
         sessions = SessionReader(programs.session_headers)
@@ -40,7 +44,7 @@ class IntakeRules:
         self.forwards_priority = config.forward_priority != "off"
         self.changes_forwarded = self.programs is not None or reads_usage or self.forwards_priority
         """Whether a backend may get something else than the client has sent."""
-        self.keys = ApiKeys(config.api_key, config.tenant_api_keys)
+        self.keys = ApiKeys(config.api_key, config.tenant_api_keys, further_keys)
         self.needs_key = bool(self.keys)
         self.passed_paths = frozenset(config.passed_paths)
         own = config.upstream_api_key

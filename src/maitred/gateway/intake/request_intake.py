@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, cast
 
 from maitred.admission import Admission
@@ -23,7 +23,7 @@ from maitred.admission.terms.config import class_from_name
 from maitred.core.request import PriorityClass, Request
 from maitred.core.units import Micros
 from maitred.gateway import error_responses
-from maitred.gateway.access.auth import resolve_tenant
+from maitred.gateway.access.auth import Caller, FurtherKeys, resolve_tenant
 from maitred.gateway.access.cors import CrossOrigins
 from maitred.gateway.access.inbound_head import InboundHead
 from maitred.gateway.access.page_access import PageAccess, Viewer
@@ -75,6 +75,7 @@ class RequestIntake:
         *,
         reads_answers: bool = True,
         eligible: Callable[[Exchange, ServedModel], tuple[int, ...]] | None = None,
+        further_keys: Sequence[FurtherKeys] = (),
     ) -> None:
         """`core` has the admission config in force. `budget` is that of all bodies. `observer` is told of refused requests.
         `signals` are those that the router reads. `reads_answers` says that answers pass this process.
@@ -82,7 +83,7 @@ class RequestIntake:
         any may."""
         self._core = core
         self._fleet = fleet
-        self._counters = counters
+        self._counters, self._further_keys = counters, further_keys
         self._clock = clock
         self._observer = observer
         self._signals, self._reads_answers, self._eligible = signals, reads_answers, eligible
@@ -106,7 +107,11 @@ class RequestIntake:
     def rules_of(self, config: GatewayConfig, programs: ProgramsConfig) -> IntakeRules:
         """Return the rules that follow from a configuration, for `use`."""
         reads_usage = self._observer.reads_usage
-        return IntakeRules(config, programs, self._signals, reads_usage=reads_usage, reads_answers=self._reads_answers)
+        return IntakeRules(
+            *(config, programs, self._signals, self._further_keys),
+            reads_usage=reads_usage,
+            reads_answers=self._reads_answers,
+        )
 
     def use(self, rules: IntakeRules) -> None:
         """Go by `rules` for the requests that arrive from now on. Cannot fail."""
@@ -146,7 +151,7 @@ class RequestIntake:
             else:
                 access = None if operator is not None else rules.access
                 route, fields = read_passed(exchange, body, access, rules.passed_paths, large)
-            request = self._read_request(exchange, rules, inbound, route, fields, tenant, lease, body, arrival, large)
+            request = self._read_request(exchange, rules, inbound, route, fields, tenant, caller, lease, body, arrival, large)
             fields = NO_FIELDS  # They refer to the body, and compiled, the locals of a coroutine live long.
             if large is not None or inbound.content_coding is not None or len(body) > LARGE_PROMPT_BYTES:
                 await self._finish_in_steps(exchange, request, body, large)
@@ -192,15 +197,17 @@ class RequestIntake:
         route: Route,
         fields: BodyFields,
         tenant: str,
+        caller: Caller | None,
         lease: BodyLease,
         body: bytes,
         arrival: Micros,
         large: LargeBody | None,
     ) -> ProxyRequest:
-        """Return a request that is there whole since `arrival`. Raises ApiError for one that cannot be forwarded."""
+        """Return a request that is there whole since `arrival`. `caller` has sent it with a key. Raises ApiError for one that
+        cannot be forwarded."""
         served = self._served_model(route, fields)
         model = served.name
-        priority_class = self._effective_class(inbound, fields, tenant) if route.needs_slot else _DEFAULT_CLASS
+        priority_class = self._effective_class(inbound, fields, tenant, caller) if route.needs_slot else _DEFAULT_CLASS
         stream = fields.stream is True
         found, hints = NO_PROGRAM, NO_HINTS
         if route.is_json:
@@ -260,14 +267,17 @@ class RequestIntake:
             raise model_required()
         return str(served[0]["id"])
 
-    def _effective_class(self, inbound: InboundHead, fields: BodyFields, tenant: str) -> PriorityClass:
-        """Return the lower of the requested class and the cap of the tenant. Counts unknown and lowered classes."""
+    def _effective_class(self, inbound: InboundHead, fields: BodyFields, tenant: str, caller: Caller | None) -> PriorityClass:
+        """Return the lower of the requested class and the cap of the key, or else of the tenant. Counts unknown and lowered
+        classes."""
         config, tier = self._core.config, fields.service_tier
-        named = inbound.requested_class
+        named, own_class = inbound.requested_class, None if caller is None else caller.priority_class
+        if own_class is not None and not inbound.names_class:
+            named = own_class
         if not inbound.names_class and isinstance(tier, str) and tier in config.service_tiers:
             named = class_from_name(config.service_tiers[tier])
         requested = _DEFAULT_CLASS if named is None else named
-        cap = config.class_cap(tenant)
+        cap = config.class_cap(tenant) if own_class is None else own_class
         effective = requested if requested <= cap else cap
         if (named is None or effective is not requested) and config.mode == "priority":
             label = self._counters.tenant_label(tenant)

@@ -1,0 +1,113 @@
+"""Where keys come from that are not in the configuration: a file, an issuer of tokens. Each is read again beside the requests.
+
+A source that cannot be read goes on with what it had, and the log says once why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import Final, Protocol
+
+from maitred.core.errors import ConfigError
+from maitred.gateway.access.auth import Caller
+from maitred.gateway.access.keys_file import KeysFile
+from maitred.gateway.config import GatewayConfig
+from maitred.wire.client import UpstreamClient
+from maitred.wire.clock import Clock
+from maitred.wire.errors import ProtocolError
+from maitred.wire.origin import Origin
+from maitred.wire.tasks import end_tasks
+
+log = logging.getLogger("maitred.gateway")
+_MAX_PAGE_BYTES: Final = 1 << 20
+
+
+class CallerSource(Protocol):
+    """Knows keys."""
+
+    @property
+    def name(self) -> str:
+        """What it is, for the log."""
+        ...
+
+    def find(self, key: bytes, digest: bytes) -> Caller | None:
+        """Return whose key this is, or None if it is not known here; `digest` is its SHA-256. Raises ApiError for one that is
+        known, or is of this kind, and is not valid."""
+        ...
+
+    async def pause(self) -> None:
+        """Return when the source should be read again."""
+        ...
+
+    async def refresh(self) -> bool:
+        """Read the source again, and return whether it has changed. Raises ConfigError, and changes nothing then."""
+        ...
+
+
+def make_sources(config: GatewayConfig, clock: Clock, client: UpstreamClient) -> Sequence[CallerSource]:
+    """Return the sources that the configuration names. Raises ConfigError for one that cannot be used."""
+    sources: list[CallerSource] = []
+    if config.keys_file is not None:
+        sources.append(KeysFile(config.keys_file, clock))
+    if config.jwt is not None:
+        try:
+            from maitred.gateway.access.jwt_keys import JwtKeys
+        except ImportError as error:
+            raise ConfigError("PyJWT is not installed", where="gateway.jwt", hint="pip install 'maitred[jwt]'") from error
+        keys = JwtKeys(config.jwt, clock, partial(_fetch, client))
+        if keys.needs_tls:
+            client.load_authorities()
+        sources.append(keys)
+    return sources
+
+
+async def _fetch(client: UpstreamClient, origin: Origin, path: str) -> bytes:
+    """Return what a GET answers with status 200. Raises UpstreamError for anything else."""
+    response = await client.request(origin, "GET", path, [(b"accept", b"application/json")])
+    body = bytearray()
+    with contextlib.closing(response):
+        async for piece in response:
+            body += piece
+            if len(body) > _MAX_PAGE_BYTES:
+                raise ProtocolError(f"more than {_MAX_PAGE_BYTES} bytes came")
+    if response.status != 200:
+        raise ProtocolError(f"the answer is {response.status}")
+    return bytes(body)
+
+
+class SourceWatch:
+    """Reads the sources again, from `start` to `stop`."""
+
+    def __init__(self, sources: Sequence[CallerSource]) -> None:
+        self._sources = sources
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Begin, inside the event loop."""
+        self._tasks = [asyncio.get_running_loop().create_task(_watch(source)) for source in self._sources]
+
+    async def stop(self) -> None:
+        """Read nothing any more."""
+        await end_tasks(*self._tasks)
+
+
+async def _watch(source: CallerSource) -> None:
+    problem = ""
+    while True:
+        await source.pause()
+        try:
+            has_changed = await source.refresh()
+        except ConfigError as error:
+            if str(error) != problem:
+                log.warning("%s cannot be read, and the keys before it stay: %s", source.name, error)
+            problem = str(error)
+        except Exception:
+            log.exception("%s cannot be read, and the keys before it stay", source.name)
+        else:
+            if has_changed or problem:
+                log.info("%s has been read", source.name)
+            problem = ""

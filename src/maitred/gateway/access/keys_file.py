@@ -1,0 +1,158 @@
+"""KeysFile: API keys of tenants in a file of their own, which is read again as it changes.
+
+    keys:
+      - {api_key: sk-live-1, tenant: acme}
+      - {api_key: "sha256:HEX", tenant: acme, class: interactive, expires: 2027-01-31}
+
+Memory holds hashes alone, and an error names a place in the file and never a key. A file that cannot be read, or is wrong,
+changes nothing: the keys before it stay valid, and the log says so once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from maitred.admission import parse_class
+from maitred.admission.terms.tenants import KEY_TENANT_PREFIX, tenant_problem
+from maitred.core.units import SECOND
+from maitred.core.yaml_schema import read_struct
+from maitred.files import MAX_TEXT_BYTES, read_file
+from maitred.files.daemon_threads import DAEMON_THREADS
+from maitred.gateway import error_responses
+from maitred.gateway.access.auth import Caller, KeyRights, KeyTable
+from maitred.gateway.config import HASH_PREFIX, hash_api_key
+from maitred.wire.clock import Clock
+
+LOOK_SECS: Final = 5.0
+"""Seconds between two looks whether the file has changed."""
+
+
+class KeyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One key of the file. Raises ValueError, without the key, for what cannot be one."""
+
+    api_key: str
+    """As it is, or as sha256:HEX."""
+    tenant: str
+    """The id of its tenant; a request with the key belongs to `auth:ID`."""
+    priority_class: Literal["bulk", "default", "interactive", "system"] | None = msgspec.field(default=None, name="class")
+    """The highest class that its requests can have, in place of that of its tenant, and the class of those that name none.
+    Null: as for other keys."""
+    expires: str | None = None
+    """When it ceases to be valid: a date, or a date and a time, in UTC where it says no other. Null: never."""
+
+    def __post_init__(self) -> None:
+        try:
+            msgspec.structs.force_setattr(self, "api_key", hash_api_key(self.api_key))
+        except ValueError as error:
+            raise ValueError(f"api_key {error}") from None
+        problem = tenant_problem(KEY_TENANT_PREFIX + self.tenant)
+        if problem:
+            raise ValueError(problem)
+        self.expires_at()
+
+    def expires_at(self) -> int | None:
+        """Return when it ceases to be valid, µs since 1970, or None for never."""
+        if self.expires is None:
+            return None
+        try:
+            when = datetime.fromisoformat(self.expires)
+        except ValueError:
+            raise ValueError("expires must be as 2027-01-31, or 2027-01-31T18:00:00Z") from None
+        return int((when if when.tzinfo is not None else when.replace(tzinfo=UTC)).timestamp() * SECOND)
+
+
+class KeyList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The file. Raises ValueError for a key that is there twice."""
+
+    keys: list[KeyEntry]
+
+    def __post_init__(self) -> None:
+        seen = dict[str, int]()
+        for number, entry in enumerate(self.keys):
+            if entry.api_key in seen:
+                raise ValueError(f"keys[{number}] is the same key as keys[{seen[entry.api_key]}]")
+            seen[entry.api_key] = number
+
+
+class FileKey(msgspec.Struct, frozen=True, gc=False):
+    """What a key stands for, and until when."""
+
+    caller: Caller
+    expires_at: int | None
+    """µs since 1970, or None for never."""
+
+
+class _Regular:
+    """A file that is read again (a `ReadableFile`)."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read_bytes(self) -> bytes:
+        """Return its content. Raises OSError."""
+        return read_file(self._path, MAX_TEXT_BYTES)
+
+    def __str__(self) -> str:
+        return str(self._path)
+
+
+def read_keys(path: Path) -> Mapping[bytes, FileKey]:
+    """Return the keys of a file by their SHA-256. Raises ConfigError."""
+    table = dict[bytes, FileKey]()
+    for entry in read_struct(_Regular(path), KeyList).keys:
+        cap = None if entry.priority_class is None else parse_class(entry.priority_class)
+        caller = Caller(KEY_TENANT_PREFIX + entry.tenant, KeyRights.TENANT, cap)
+        table[bytes.fromhex(entry.api_key.removeprefix(HASH_PREFIX))] = FileKey(caller, entry.expires_at())
+    return table
+
+
+class KeysFile:
+    """The keys of one file (a `CallerSource`)."""
+
+    name = "the keys file"
+
+    def __init__(self, path: str, clock: Clock) -> None:
+        """Raises ConfigError for a file that cannot be used."""
+        self._path, self._clock = Path(path), clock
+        self._seen = self._stamp()
+        self._table = KeyTable(read_keys(self._path))
+
+    def find(self, key: bytes, digest: bytes) -> Caller | None:
+        """Return whose key this is, or None if it is not of this file. Raises ApiError 401 for one that has expired."""
+        found = self._table.find(digest)
+        if found is None:
+            return None
+        if found.expires_at is not None and self._clock.wall() >= found.expires_at:
+            raise error_responses.expired_api_key()
+        return found.caller
+
+    async def pause(self) -> None:
+        """Return when the file should be looked at again."""
+        await asyncio.sleep(LOOK_SECS)
+
+    async def refresh(self) -> bool:
+        """Read the file again if it has changed, and return whether it has. Raises ConfigError, and changes nothing then."""
+        found = await asyncio.get_running_loop().run_in_executor(DAEMON_THREADS, self._read_changed)
+        if found is not None:
+            self._table = KeyTable(found)
+        return found is not None
+
+    def _read_changed(self) -> Mapping[bytes, FileKey] | None:
+        stamp = self._stamp()
+        if stamp == self._seen:
+            return None
+        self._seen = stamp  # First: what is written meanwhile is seen by the next look.
+        return read_keys(self._path)
+
+    def _stamp(self) -> tuple[int, ...]:
+        try:
+            status = self._path.stat()
+        except OSError:
+            return ()
+        return status.st_mtime_ns, status.st_size, status.st_ino
