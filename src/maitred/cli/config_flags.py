@@ -74,6 +74,8 @@ SERVER: Final = FlagGroup(
     KeyFlag("gateway.decision_log", "FILE"),
     KeyFlag("gateway.record", "FILE"),
     KeyFlag("gateway.access_log"),
+    KeyFlag("gateway.otel.endpoint", "URL", name="--otlp-traces-endpoint"),
+    KeyFlag("gateway.otel.sample_ratio", "SHARE", name="--trace-sample-ratio"),
     KeyFlag("gateway.log_level", "LEVEL"),
     KeyFlag("gateway.log_format", "FORMAT"),
 )

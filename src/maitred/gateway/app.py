@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client.core import Metric
 
@@ -42,6 +42,7 @@ from maitred.gateway.observe.shared_page import SharedPages
 from maitred.gateway.observe.state import GatewayCounters, GatewayState
 from maitred.gateway.observe.state_snapshots import StateSnapshots
 from maitred.gateway.observe.tenant_views import TenantViews
+from maitred.gateway.observe.tracing import RequestTracer
 from maitred.gateway.proxy import Proxy
 from maitred.gateway.routes import ROUTES
 from maitred.programs import ProgramsConfig
@@ -53,6 +54,9 @@ from maitred.wire.exchange import ApiError, Exchange, send_error
 from maitred.wire.machine import Machine
 from maitred.wire.server import App, Listener, OpenPort, open_ports, serve
 from maitred.wire.server_context import ServerContext
+
+if TYPE_CHECKING:
+    from maitred.gateway.observe.span_export import SpanExport
 
 log = logging.getLogger("maitred.gateway")
 FIRST_POLLS_SECS: Final = 0.5
@@ -143,7 +147,10 @@ class Gateway(App):
         config, outputs = self.config, self._outputs
         self._ids = RequestIds(self.machine.random.randbytes(6).hex())
         self.request_metrics = RequestMetrics(config.model_metric_top_n)
-        self._observer = RequestObserver(self.request_metrics, self.counters, outputs.access_log, outputs.recorder, self._clock)
+        self._span_export, tracer = self._open_traces(config)
+        self._observer = RequestObserver(
+            *(self.request_metrics, self.counters, outputs.access_log, outputs.recorder, self._clock, tracer)
+        )
         self._budget = BodyBudget(config.max_parked_body_bytes, self._clock)
         signals = self.scheduler.signals
         self._intake = RequestIntake(
@@ -168,6 +175,18 @@ class Gateway(App):
             observer=self._observer,
             machine=self.machine,
         )
+
+    def _open_traces(self, config: GatewayConfig) -> tuple[SpanExport | None, RequestTracer | None]:
+        """Return what exports spans, and what makes them; None if there are no traces. Raises ConfigError."""
+        if config.otel.endpoint is None:
+            return None, None
+        try:
+            from maitred.gateway.observe.span_export import SpanExport
+        except ImportError as error:
+            problem = f"OpenTelemetry is not installed ({error.name})"
+            raise ConfigError(problem, where="gateway.otel", hint="pip install 'maitred[otel]'") from error
+        export = SpanExport(config.otel, self.counters.spans)
+        return export, RequestTracer(export, config.otel.sample_ratio, self._clock, self.machine.random)
 
     def _wire_pages(self, settings: GatewaySettings, reload: Callable[[], GatewaySettings] | None) -> None:
         """Build what watches the gateway, shows it, and lets its operator change it."""
@@ -255,6 +274,8 @@ class Gateway(App):
         if self._program_pages is not None:
             await self._program_pages.close()
         await self._client.close()
+        if self._span_export is not None:
+            await self._span_export.close()
         await self._outputs.close()
 
     def _begin_drain(self) -> dict[str, Any]:

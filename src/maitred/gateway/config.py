@@ -78,6 +78,28 @@ class RetryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ValueError("backoff_multiplier must be at least 1")
 
 
+class OtelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Traces of requests for OpenTelemetry (extra `otel`). Raises ValueError for invalid values."""
+
+    endpoint: str | None = None
+    """URL of the collector for OTLP over HTTP, as `http://127.0.0.1:4318/v1/traces`. Null: there are no traces, and headers of
+    traces pass as they came."""
+    sample_ratio: float = 1.0
+    """Share of the requests without a `traceparent` that are sampled, 0 to 1; the others are as its flag says."""
+    service_name: str = "maitred"
+    """The `service.name` of the spans."""
+    max_queued_spans: int = 4096
+    """Spans that may wait for the collector; further ones are dropped and counted."""
+
+    def __post_init__(self) -> None:
+        if self.endpoint is not None and not self.endpoint.startswith(("http://", "https://")):
+            raise ValueError("endpoint must be a URL, as http://127.0.0.1:4318/v1/traces")
+        if not 0 <= self.sample_ratio <= 1:
+            raise ValueError("sample_ratio must be from 0 to 1")
+        if not 1 <= self.max_queued_spans <= 1_000_000:
+            raise ValueError("max_queued_spans must be from 1 to 1000000")
+
+
 Algorithm: TypeAlias = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
 
 
@@ -218,6 +240,7 @@ class GatewayConfig(FleetConfig, frozen=True, kw_only=True, forbid_unknown_field
     """`text` or `json`: how a line of the log is written. See docs/gateway.md#the-log."""
     access_log: bool = False
     """Whether each request has a line in the log when it has ended."""
+    otel: OtelConfig = OtelConfig()
     upstream: UpstreamLimits = UpstreamLimits()
     retry: RetryConfig = RetryConfig()
 

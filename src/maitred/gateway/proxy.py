@@ -105,7 +105,7 @@ class Proxy:
         if proxied is None:
             return
         writer = self._stream_writer(proxied, exchange) if proxied.request.stream else exchange
-        record = proxied.record = self._observer.begin(proxied.request, proxied.route)
+        record = proxied.record = self._observer.begin(proxied.request, proxied.route, exchange)
         exchange.watch_disconnect(proxied.cancel)
         try:
             if proxied.program is not None and self._programs is not None:
@@ -116,7 +116,7 @@ class Proxy:
                 await self._attempts.send(proxied, writer, proxied.ready_at)
         except (ApiError, AdmissionRejected) as refused:
             exchange.stop_watching()
-            await self._refuse(proxied, writer, refused if isinstance(refused, ApiError) else self._words_of(refused))
+            await self._refuse(proxied, writer, refused if isinstance(refused, ApiError) else self._words_of(proxied, refused))
         except asyncio.CancelledError:
             if not proxied.catch():
                 _send_error_or_cut(proxied, writer, error_responses.shutting_down())
@@ -144,8 +144,10 @@ class Proxy:
                 await asyncio.sleep(to_seconds(delay))
         _send_error(proxied, writer, error)
 
-    def _words_of(self, rejected: AdmissionRejected) -> ApiError:
+    def _words_of(self, proxied: ProxyRequest, rejected: AdmissionRejected) -> ApiError:
         """Return the error for a request that admission rejects."""
+        if proxied.record.trace is not None:
+            proxied.record.trace.refusal_reason = rejected.reason
         return self._rejections.of(rejected, self._admission.core.config)
 
     def _stream_writer(self, proxied: ProxyRequest, writer: ResponseWriter) -> ResponseWriter:
@@ -205,6 +207,8 @@ class Proxy:
             while True:
                 try:
                     if slot.granted is not None:
+                        if proxied.record.trace is not None:
+                            proxied.record.trace.queue_reason = slot.queue_reason or proxied.record.trace.queue_reason
                         await slot.wait()
                         now = self._clock.now()
                     if slot.limits is not None:
@@ -215,6 +219,8 @@ class Proxy:
                     if not slot.catch():
                         raise
                 proxied.record.num_preemptions += 1
+                if proxied.record.trace is not None:
+                    proxied.record.trace.note("preempted", self._clock.now())
                 # The work has stopped, and the connection to the backend is closed. The preemptor gets the slot now, before
                 # anything is sent to the client of the victim, which may be slow to read.
                 waits_again = self._admission.yield_slot(request.id)

@@ -65,6 +65,10 @@ class Attempt(UpstreamRequest):
             if error is not None:
                 self._count(error)
         finally:
+            noted = self._of_request.trace
+            if noted is not None:
+                status = None if self.response is None else self.response.status
+                noted.on_attempt_end(self._of_request.clock.now(), status, error)
             if self.response is not None:  # If it is not complete, this closes the connection: the engine stops working on it.
                 self.response.close()
             record = self._of_request

@@ -194,6 +194,9 @@ class Attempts:
 
     def _request(self, place: Place, proxied: ProxyRequest) -> Awaitable[UpstreamResponse]:
         (backend, rank, _), headers, block = place, proxied.headers, proxied.block
+        trace = proxied.record.trace
+        if trace is not None:
+            headers = [*headers, *trace.headers()]
         if rank is not None:
             headers, block = with_rank([*block.headers, *headers], rank), NO_BLOCK
         return self._client.request(backend.origin, proxied.method, proxied.path, headers, proxied.body, block=block)

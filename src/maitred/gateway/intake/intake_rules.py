@@ -15,6 +15,7 @@ from maitred.gateway.bodies.agent_headers import SessionReader
 from maitred.gateway.bodies.program_fields import OWN_HEADERS, ProgramReader
 from maitred.gateway.bodies.request_fields import API_KEY_HEADER, AUTHORIZATION_HEADER, RoutingHintReader
 from maitred.gateway.config import GatewayConfig
+from maitred.gateway.observe.request_trace import TRACE_HEADERS
 from maitred.programs import ProgramsConfig
 from maitred.routing import Signals
 
@@ -54,6 +55,7 @@ class IntakeRules:
                 *((AUTHORIZATION_HEADER, API_KEY_HEADER) if self.keys or own else ()),
                 # A backend that is itself a gateway would count programs a second time.
                 *(OWN_HEADERS if self.programs is not None else []),
+                *(TRACE_HEADERS if config.otel.endpoint is not None else []),  # Those of each attempt stand in their place.
             ],
             added=[(AUTHORIZATION_HEADER, f"Bearer {own}".encode())] if own else [],
             read_paths=self.passed_paths,

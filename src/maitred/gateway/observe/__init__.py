@@ -4,6 +4,8 @@ request_record.py     what is known of one request
 request_observer.py   to whom that is told when it ends
 request_ids.py        one id of a request for all logs
 request_metrics.py    metrics of requests by model
+request_trace.py      what is noted of one request for its spans
+tracing.py            the spans of requests and attempts; span_export.py: their way to a collector
 recording.py          requests as rows of a trace for the simulator; record_file.py: their file, in order
 access_log.py         a line for each request
 logs.py               where the lines of the log go

@@ -125,6 +125,9 @@ class GatewayCollector:
         unreadable = (([url], n) for url, n in counters.unreadable_answers.items())
         text = "Answers that it has compressed unasked: errors and tokens in them are not seen."
         yield counter("maitred_backend_unreadable_answers", text, ["backend"], unreadable)
+        if counters.spans:
+            spans = (([outcome], n) for outcome, n in counters.spans.items())
+            yield counter("maitred_trace_spans", "Spans of traces, exported or dropped.", ["outcome"], spans)
         reloads = (([result], n) for result, n in counters.reloads.items())
         yield counter("maitred_config_reload", "Reloads of the configuration.", ["result"], reloads)
         yield counter("maitred_retries", "Requests sent once more after a failure.", [], [([], counters.retries)])

@@ -1,6 +1,7 @@
 """RequestObserver: what is told of every request for a forwarded route, when it has ended or was refused.
 
     metrics      `RequestMetrics`, always
+    traces       spans (`tracing`)
     access log   one line (`access_log`)
     recording    one row for each request that generates (`record`)
 
@@ -19,6 +20,7 @@ from maitred.gateway.observe.recording import TrafficRecorder
 from maitred.gateway.observe.request_metrics import RequestMetrics, TokenCounts
 from maitred.gateway.observe.request_record import ERROR_IN_ANSWER, RequestRecord
 from maitred.gateway.observe.state import GatewayCounters
+from maitred.gateway.observe.tracing import RequestTracer
 from maitred.gateway.routes import Route
 from maitred.wire.clock import Clock
 from maitred.wire.exchange import Exchange
@@ -36,7 +38,10 @@ class RequestObserver:
         access_log: AccessLog | None,
         recorder: TrafficRecorder | None,
         clock: Clock,
+        tracer: RequestTracer | None = None,
     ) -> None:
+        """`tracer` makes spans of the requests, or is None if there are no traces."""
+        self.tracer = tracer
         self.metrics = metrics
         self._counters = counters
         self._access_log = access_log
@@ -48,7 +53,7 @@ class RequestObserver:
         """Whether the usage of every answer that is generated must be known."""
         return self._recorder is not None
 
-    def begin(self, request: Request, route: Route) -> RequestRecord:
+    def begin(self, request: Request, route: Route, exchange: Exchange) -> RequestRecord:
         """Return the record of a request that was taken in."""
         if self._recorder is not None and route.generates:
             self._recorder.open_row(request)
@@ -58,6 +63,8 @@ class RequestObserver:
         if route.asks_each:
             record.is_stored = True
         record.end_marks = route.end_marks
+        if self.tracer is not None:
+            record.trace = self.tracer.begin(exchange)
         return record
 
     def end(self, record: RequestRecord, exchange: Exchange) -> None:
@@ -81,6 +88,8 @@ class RequestObserver:
             self._access_log.write_record(exchange, record)
         if self._recorder is not None and record.generates:
             self._recorder.write_row(record)
+        if self.tracer is not None and record.trace is not None:
+            self.tracer.end(record.trace, record, exchange)
 
     def _count_unreadable(self, url: str) -> None:
         """Count an answer of a backend that has passed unread; the first one is logged."""
@@ -105,6 +114,8 @@ class RequestObserver:
         if self._access_log is not None:
             span = self._clock.now() - began_at
             self._access_log.write_answer(exchange, status, error_code, span, request_id, tenant, model)
+        if self.tracer is not None:
+            self.tracer.refuse(exchange, status, error_code, began_at, tenant, model)
 
 
 def _count_tokens(record: RequestRecord, counts: TokenCounts) -> None:

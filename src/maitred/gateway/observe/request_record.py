@@ -42,6 +42,7 @@ from maitred.core.units import Micros
 from maitred.gateway.bodies.answer_usage import read_ends, read_last
 from maitred.gateway.bodies.usage_counts import NO_COUNTS
 from maitred.gateway.observe.request_metrics import RequestSeries
+from maitred.gateway.observe.request_trace import RequestTrace
 from maitred.kv.block_hashes import BYTES_PER_TOKEN
 from maitred.programs import Usage
 from maitred.wire.answer_errors import AnswerError, error_in_body, error_in_stream
@@ -89,6 +90,8 @@ class RequestRecord:
     # What is seldom read before it is set stands in the class: to read it there is dear.
     backend: Backend | None = None
     """The last backend that it was sent to."""
+    trace: RequestTrace | None = None
+    """What is noted for its spans, or None if there are no traces."""
     num_failed = 0
     """How many of these attempts a backend has failed; after the others it was preempted, or has its answer."""
     num_preemptions = 0
@@ -148,6 +151,8 @@ class RequestRecord:
         """Note that the request is about to be sent to `backend`. `on_events` is told of the events of its answer."""
         self.backend, self.sent_at, self.on_events = backend, now, on_events
         self.num_attempts += 1
+        if self.trace is not None:
+            self.trace.on_sent(backend.url, now)
         if self.num_attempts > 1:
             self.first_data_at, self.num_bytes, self.num_events = None, 0, 0
             self.error, self._open_event, self._usual = None, b"", _UNUSUAL

@@ -33,6 +33,8 @@ class GatewayCounters:
         """Requests refused before admission, by error code."""
         self.upstream_failures: Counter[str] = Counter()
         """Attempts at a backend that failed, by reason."""
+        self.spans: Counter[str] = Counter()
+        """Spans of traces that were `exported`, and `dropped`."""
         self.unreadable_answers: Counter[str] = Counter()
         """Answers that were compressed, though plain ones were asked for, and passed unread; by the URL of the backend."""
         self.retries = 0

@@ -169,6 +169,8 @@ class ParentGateway(Gateway):
         if self._program_pages is not None:
             await self._program_pages.close()
         await self._client.close()
+        if self._span_export is not None:
+            await self._span_export.close()
         await self._outputs.close()
 
     async def close_host(self) -> None:

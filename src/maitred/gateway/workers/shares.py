@@ -53,6 +53,7 @@ class Share(msgspec.Struct, frozen=True):
     refused_before_admission: dict[str, int]
     upstream_failures: dict[str, int]
     unreadable_answers: dict[str, int]
+    spans: dict[str, int]
     refused_by_tenant: dict[str, dict[str, int]]
     retries: int
     retries_over_budget: int
@@ -105,7 +106,13 @@ class Totals:
         counters = self._counters
         for counts in (
             *(counters.unknown_class, counters.clamped_classes, counters.refused_before_admission),
-            *(counters.upstream_failures, counters.unreadable_answers, counters.refused_by_tenant, self._metrics.responses),
+            *(
+                counters.upstream_failures,
+                counters.unreadable_answers,
+                counters.spans,
+                counters.refused_by_tenant,
+                self._metrics.responses,
+            ),
         ):
             counts.clear()
         counters.retries = counters.retries_over_budget = self.evicted_connections = self.dropped_log_lines = 0
@@ -126,6 +133,7 @@ class Totals:
         counters.refused_before_admission.update(share.refused_before_admission)
         counters.upstream_failures.update(share.upstream_failures)
         counters.unreadable_answers.update(share.unreadable_answers)
+        counters.spans.update(share.spans)
         for tenant, codes in share.refused_by_tenant.items():
             counters.refused_by_tenant[counters.own_name(tenant)].update(codes)
         counters.retries += share.retries
@@ -165,6 +173,7 @@ def take_share(
         refused_before_admission=dict(counters.refused_before_admission),
         upstream_failures=dict(counters.upstream_failures),
         unreadable_answers=dict(counters.unreadable_answers),
+        spans=dict(counters.spans),
         refused_by_tenant={tenant: dict(codes) for tenant, codes in counters.refused_by_tenant.items()},
         retries=counters.retries,
         retries_over_budget=counters.retries_over_budget,

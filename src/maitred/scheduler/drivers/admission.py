@@ -65,6 +65,8 @@ class SlotLease(CancelScope):
     """A request in admission, from `submit` to `release`. It waits for a slot, then holds one. If it is cancelled, it is
     preempted: `RealTimeAdmission.yield_slot` is next."""
 
+    queue_reason = ""
+    """Why it waits, or has waited last, if it has."""
     limits: LimitStatus | None = None
     """The limits of requests and tokens that hold for it, as they were when it was counted, or None if none holds."""
 
@@ -91,6 +93,7 @@ class SlotLease(CancelScope):
         if decision.action is _PREEMPT_SLOT:
             self.cancel()
         elif decision.action is _QUEUE:
+            self.queue_reason = decision.reason
             if not self.is_waiting:
                 self.granted = asyncio.get_running_loop().create_future()
         elif self.is_waiting and (decision.action is _ADMIT or decision.action is _REJECT):

@@ -148,6 +148,12 @@ class RemoteAdmission(RealTimeAdmission):
             lease.place, lease.limits = (backend, rank), limits
             lease.settle(Decision(self.clock.now(), lease.request.id, _ADMIT, "granted"))
 
+    def on_queued(self, number: int, reason: str) -> None:
+        """A request waits."""
+        lease = self._by_number.get(number)
+        if lease is not None:
+            lease.queue_reason = reason
+
     def on_no_backend(self, number: int) -> None:
         """No backend may have a request."""
         lease = self._by_number.get(number)

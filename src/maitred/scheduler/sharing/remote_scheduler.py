@@ -18,7 +18,7 @@ from maitred.scheduler.backends.fleet_view import FleetView
 from maitred.scheduler.config import FleetConfig
 from maitred.scheduler.drivers.programs import RealTimePrograms
 from maitred.scheduler.link import linked_admission
-from maitred.scheduler.link.events import Abandoned, FleetTold, Granted, LinkEvent, Preempted, Rejected
+from maitred.scheduler.link.events import Abandoned, FleetTold, Granted, LinkEvent, Preempted, Queued, Rejected
 from maitred.scheduler.link.linked_admission import NoPlace
 from maitred.scheduler.link.messages import Memory, Note, Progress
 from maitred.scheduler.placements import Placement
@@ -138,6 +138,8 @@ class RemoteScheduler(Scheduler):
         match event:
             case Granted():
                 remote.on_granted(event.request, event.backend, event.rank, event.limits)
+            case Queued():
+                remote.on_queued(event.request, event.reason)
             case Rejected(reason=NoPlace.NO_BACKEND | linked_admission.UNKNOWN_MODEL):
                 remote.on_no_backend(event.request)
             case Rejected(reason=NoPlace.MEMORY_LOST):
