@@ -374,7 +374,14 @@ def test_a_worker_that_is_made_while_all_are_told_to_end_is_told_too(tmp_path: P
 
         monkeypatch.setattr(asyncio, "create_subprocess_exec", make)
         config = SimpleNamespace(drain_secs=60.0, settle_secs=0.0)
-        parent = Parent(host=None, config=config, log_output=None, announce_end=lambda: None, request_reload=lambda: None)
+        parent = Parent(
+            drain_switch=SimpleNamespace(),
+            host=None,
+            config=config,
+            log_output=None,
+            announce_end=lambda: None,
+            request_reload=lambda: None,
+        )
         folder = WorkerFolder(tmp_path)
         folder.make_secret()
         async with asyncio.timeout(5):

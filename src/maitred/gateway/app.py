@@ -20,7 +20,7 @@ from maitred.files.undo import whole_or_nothing
 from maitred.gateway import error_responses
 from maitred.gateway.access.caller_sources import SourceWatch, make_sources
 from maitred.gateway.access.page_access import Page, Port
-from maitred.gateway.admin.endpoints import AdminEndpoints
+from maitred.gateway.admin.endpoints import AdminEndpoints, DrainSwitch
 from maitred.gateway.admin.idle_checks import IdleChecks
 from maitred.gateway.admin.port_certificates import PortCertificates
 from maitred.gateway.admin.program_pages import ProgramPages
@@ -111,8 +111,8 @@ class Gateway(App):
         self.machine = machine or Machine()
         self._clock = self.machine.clock
         self.send_timeout_secs, self.keep_alive_secs = config.send_timeout_secs, config.keep_alive_secs
-        self.request_stop: Callable[[], object] = int
-        """Begins the end of this gateway, as SIGTERM does; further calls do nothing."""
+        self.drain_switch = DrainSwitch(config.settle_secs, config.drain_secs)
+        """Begins the end of this gateway."""
         self.counters = GatewayCounters(config.tenant_metric_top_n)
         self.certificates = PortCertificates(config, self._clock)
         self._client = UpstreamClient(config.upstream, self.machine)
@@ -220,7 +220,7 @@ class Gateway(App):
             tenants=tenants,
             pages=shared,
             reloader=self._reloader,
-            begin_drain=self._begin_drain,
+            drain_switch=self.drain_switch,
         )
         if programs is not None:
             self._endpoints.add(*programs.endpoints(shared).paths, programs.health_fields)
@@ -249,7 +249,7 @@ class Gateway(App):
         """Start to poll the backends, and return when each has been polled, or after half a second. Connections that come
         before wait in the backlog of the listening socket, where they would find no backend up and get a 503."""
         self._budget.server = self._snapshots.server = server
-        self.request_stop = server.request_stop
+        self.drain_switch.request_stop = server.request_stop
         self._client.on_descriptor = server.make_room
         self._descriptors.start(server.make_room)
         self._loop_lag.start()
@@ -277,11 +277,6 @@ class Gateway(App):
         if self._span_export is not None:
             await self._span_export.close()
         await self._outputs.close()
-
-    def _begin_drain(self) -> dict[str, Any]:
-        """Begin the end of this gateway (`/admin/drain`), and return what is said of it."""
-        self.request_stop()
-        return {"draining": True, "settle_secs": self.config.settle_secs, "drain_secs": self.config.drain_secs}
 
     def state(self) -> GatewayState:
         """Return the state of requests, backends and capacity at this instant."""

@@ -49,6 +49,20 @@ def _send_draining(exchange: Exchange, backend: Backend) -> None:
     send_json(exchange, 200, answer)
 
 
+class DrainSwitch:
+    """Begins the end of a gateway: the same as SIGTERM."""
+
+    def __init__(self, settle_secs: float, drain_secs: float) -> None:
+        self._settle_secs, self._drain_secs = settle_secs, drain_secs
+        self.request_stop: Callable[[], object] = int
+        """Begins the end; further calls do nothing. Set as soon as something serves."""
+
+    def begin(self) -> dict[str, Any]:
+        """Begin the end, and return what is said of it."""
+        self.request_stop()
+        return {"draining": True, "settle_secs": self._settle_secs, "drain_secs": self._drain_secs}
+
+
 class AdminEndpoints:
     """Answers every path that is not forwarded."""
 
@@ -61,10 +75,10 @@ class AdminEndpoints:
         tenants: TenantViews,
         pages: SharedPages,
         reloader: ConfigReloader,
-        begin_drain: Callable[[], Mapping[str, Any]],
+        drain_switch: DrainSwitch,
     ) -> None:
-        """`intake` knows who may see which page. `begin_drain` begins the end of the gateway, and says so."""
-        self._begin_drain = begin_drain
+        """`intake` knows who may see which page. `drain_switch` begins the end of the gateway."""
+        self._drain_switch = drain_switch
         self._fleet = scheduler.fleet
         self._scheduler = scheduler
         self._intake = intake
@@ -232,7 +246,7 @@ class AdminEndpoints:
         """Drain the backend that the body names; without a body, the gateway itself."""
         body = await read_page_body(exchange)
         if not body:
-            send_json(exchange, 202, self._begin_drain())
+            send_json(exchange, 202, self._drain_switch.begin())
             return
         backend = self._named_backend(body)
         self._fleet.drain(backend)

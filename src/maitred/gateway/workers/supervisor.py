@@ -88,7 +88,7 @@ class Supervisor:
         one of them cannot be started."""
         parent = self._parent
         parent.on_worker_ready = self._on_worker_ready
-        parent.request_stop = self._request_stop
+        parent.drain_switch.request_stop = self._request_stop
         with (
             handle_signals((signal.SIGINT,), lambda: self._stop(signal.SIGINT)),
             handle_signals((signal.SIGTERM,), lambda: self._stop(signal.SIGTERM)),
