@@ -2,6 +2,7 @@
 # make test   runs the test suite; ARGS="-k admission" are passed on
 # make check  lint, types (of the Python in docs/ and examples/plugins too), import contracts, and whether the tables of docs/ are what the code says
 # make docs   the tables and counts in README.md and docs/ that follow from the code, written anew
+# make site   the documentation as a site, in build/site
 # make compile  the wheel with compiled modules (MAITRED_COMPILE=1 pip install .), in build/compiled beside the sources in .venv;
 #             needs a C compiler. PYTHONPATH=build/compiled .venv/bin/maitred --version says which one runs
 # make test-compiled  the tests of these modules, compiled
@@ -26,7 +27,7 @@ MAITRED_VLLM_VENV ?= .venv-vllm
 VLLM_PYTHON := $(MAITRED_VLLM_VENV)/bin/python
 VLLM_MODEL := $(abspath $(MAITRED_VLLM_VENV))/tiny-model
 
-.PHONY: run test check check-and-test docs format compile test-compiled vllm-test bench world world-in-short stress clean
+.PHONY: run test check check-and-test docs site format compile test-compiled vllm-test bench world world-in-short stress clean
 
 run: $(VENV)/.installed
 	@$(BIN)/maitred demo $(ARGS)
@@ -45,6 +46,9 @@ check: $(VENV)/.installed-dev
 
 docs: $(VENV)/.installed-dev
 	@$(BIN)/python tools/docs.py
+
+site: $(VENV)/.installed-docs
+	@$(BIN)/python tools/site.py $(ARGS)
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
@@ -106,6 +110,10 @@ $(BIN)/python:
 
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . >&2
+	@touch $@
+
+$(VENV)/.installed-docs: pyproject.toml | $(BIN)/python
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]' >&2
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -122,8 +122,7 @@ def check(root: Path) -> None:
     engine = _start(root, "engine", "--port", "18261", "--model", "demo")
     gateway = _start(root, "serve", "--port", "18260", "--backend", "http://127.0.0.1:18261")
     try:
-        time.sleep(6)
-        _inside(root, *health, url="http://127.0.0.1:18260/health")
+        _until(lambda: _inside(root, *health, url="http://127.0.0.1:18260/health"))
         body = '{"model":"demo","messages":[{"role":"user","content":"hi"}],"max_tokens":3}'
         ask = "import sys, urllib.request as u; print(u.urlopen(u.Request(sys.argv[1], sys.argv[2].encode())).read().decode())"
         _inside(root, "python3", "-c", ask, "http://127.0.0.1:18260/v1/chat/completions", body)
@@ -135,6 +134,16 @@ def check(root: Path) -> None:
             process.send_signal(signal.SIGINT)
     assert [process.wait(timeout=60) for process in (gateway, engine)] == [0, 0]
     print("the image serves, as user 10001 with a read-only root")
+
+
+def _until(ask: Callable[[], object]) -> None:
+    """Ask until that succeeds, for a minute at most."""
+    for _ in range(60):
+        with contextlib.suppress(subprocess.CalledProcessError):
+            ask()
+            return
+        time.sleep(1)
+    raise AssertionError("the health check of the image does not succeed")
 
 
 def _command(root: Path, words: Sequence[str], url: str) -> list[str]:

@@ -35,9 +35,9 @@ ELSEWHERE = {
     r"maitred envoy-config .*": "tests/cli/test_envoy_commands.py prints such configurations",
     r"curl -s localhost:8080/v1/chat/completions .*\"hi\".*": "it asks an Envoy; tests/gateway/test_envoy.py does",
     r"\.ci/run": "it is what runs this test",
-    r"make (test|check|format|docs|bench|compile|test-compiled|vllm-test|stress|world|run)\b.*": "a target of the Makefile; "
-    "CI runs check, test, compile and test-compiled, tests/demo runs what run does, tests/stress what stress does, and "
-    "tests/testing plays worlds",
+    r"make (test|check|format|docs|site|bench|compile|test-compiled|vllm-test|stress|world|run)\b.*": "a target of the "
+    "Makefile; CI runs check, test, compile and test-compiled, tests/demo runs what run does, tests/stress what stress does, "
+    "tests/testing plays worlds, and tests/docs/test_site.py holds the site together",
     r"(MAITRED_COMPILE=1 )?pip install .*": "it would change the environment of the tests; .ci/run installs the project",
     r"python -m tests\.conformance .*": "tests/conformance runs the same cases by the same runners",
     r"python -m venv /opt/maitred": "it writes where only root may",
@@ -46,6 +46,12 @@ ELSEWHERE = {
     r"python tools/container\.py .*": "it builds an image for minutes; tests/deploy/test_containers.py reads the files",
     r"(helm|kubectl) .*": "they need a cluster; tests/deploy/test_chart.py holds what Helm renders against Kubernetes' schemas",
     r"(podman|docker) .*": "they need a registry of images; tools/container.py builds the image without one",
+    r"python tools/release\.py .*": "it fetches packages; tests/docs/test_site.py asks it for the number",
+    r"python -m sglang\.launch_server .*": "it needs SGLang and a GPU",
+    r"maitred serve --config examples/engines/(sglang|tensorrt-llm)\.yaml": "that of vllm.yaml is run; all are checked",
+    r"maitred engine --port 9002 .*": "it is the command before with another port",
+    r"curl -s localhost:8080/(maitred/state|metrics)": "tests/gateway ask for these pages",
+    r"curl -s localhost:8080/v1/chat/completions -H .*": "it asks the gateway that was started before; tests/gateway do",
     r"curl -s localhost:8080/ready": "it asks what runs in a cluster; tests/gateway/test_gateway_health.py asks a gateway",
     r"promtool .*": "tests/deploy/test_alerts.py runs it where it is installed",
     r"maitred calibrate --alpha-only .*": "tests/study/calibration/test_calibration_commands.py runs it on what clients saw",
