@@ -11,6 +11,8 @@ from maitred.gateway import GatewayConfig
 from maitred.gateway.app import Gateway
 from maitred.gateway.observe.metric_rows import label_names
 from maitred.programs import ProgramsConfig
+from maitred.routing import RoutingConfig
+from maitred.shadow import ShadowRules
 
 
 def metric_table() -> list[list[str]]:
@@ -23,7 +25,9 @@ def _metrics() -> Iterator[tuple[str, str, str, str]]:
     config = GatewayConfig(backends=("http://127.0.0.1:9001",))
     for mode in ("priority", "legacy"):
         admission = msgspec.convert({"mode": mode}, AdmissionConfig)
-        gateway = Gateway(config, admission, programs=msgspec.convert({"mode": "tr"}, ProgramsConfig))
+        programs = msgspec.convert({"mode": "tr"}, ProgramsConfig)
+        shadow = ShadowRules(name="", admission=admission, routing=RoutingConfig(), programs=programs)
+        gateway = Gateway(config, admission, programs=programs, shadow=shadow)
         for family in gateway.metric_families():
             labels = label_names(family)
             total = "_total" if family.type == "counter" else ""

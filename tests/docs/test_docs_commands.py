@@ -141,6 +141,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "sessions_delta.jsonl.gz": gzip.compress((samples / "agentic_one_session.jsonl").read_bytes()),
         "maitred.yaml": _block("config.md", "yaml").encode(),
         "planner.yaml": b"{instance: {enable_prefix_caching: true}, routing: {policy: cache-aware}}\n",
+        "other.yaml": b"admission: {mode: priority, classes: {bulk: {queue_size: 10}}}\n",
         "smg.yaml": b"classes: {bulk: {queue_size: 10}}\n",
         "A.yaml": fcfs,
         "B.yaml": fcfs.replace(b"fcfs", b"sjf"),

@@ -26,6 +26,7 @@ from maitred.gateway.observe.logs import LogOutput
 from maitred.gateway.observe.state import GatewayState
 from maitred.programs import ProgramsConfig
 from maitred.routing import RoutingConfig
+from maitred.shadow import ShadowRules
 from maitred.wire.machine import Machine
 from maitred.wire.server import running_server
 
@@ -328,6 +329,7 @@ async def world(
     admission: dict[str, Any] | None = None,
     routing: RoutingConfig | None = None,
     programs: dict[str, Any] | None = None,
+    shadow: ShadowRules | None = None,
     ready: bool = True,
     reload: Callable[[GatewayConfig], GatewaySettings] | None = None,
     log_output: LogOutput | None = None,
@@ -357,6 +359,7 @@ async def world(
         admitted,
         routing,
         programs_config(programs),
+        shadow=shadow,
         reload=read,
         log_output=log_output,
         machine=machine or MACHINE.get(),

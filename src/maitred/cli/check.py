@@ -55,6 +55,7 @@ def run(
 
     from maitred.compat.instance_rules import instance_rules
     from maitred.config.root import known_capacity, overcommit_error
+    from maitred.config.shadow_file import shadow_problems
     from maitred.gateway.admin.port_certificates import certificate_problems
     from maitred.gateway.cluster.link_setup import link_problems
     from maitred.sim.disaggregation import check_disaggregation
@@ -68,7 +69,7 @@ def run(
     overcommit = overcommit_error(config, known_capacity(config) if capacity is None else capacity)
     found = [*([] if overcommit is None else [overcommit]), *certificate_problems(config.gateway, datetime.now(UTC))]
     is_shared = sources.merged().is_given("scheduler")
-    exit_if_any([*found, *(link_problems(config.scheduler) if is_shared else ())])
+    exit_if_any([*found, *(link_problems(config.scheduler) if is_shared else ()), *shadow_problems(config)])
     typer.echo(f"{printable(', '.join(str(path) for path in (sources.file, sources.admission_file) if path))}: ok")
     slots = _capacity(config) if capacity is None else capacity
     for line in (*_summary_lines(config, slots), *(_scheduler_lines(config.scheduler) if is_shared else ())):
@@ -124,6 +125,8 @@ def _summary_lines(config: Config, capacity: int) -> Iterator[str]:
         address = f"{gateway.admin_host or gateway.host}:{gateway.admin_port}"
         yield f"           the operator's pages on {address}, {admin_need(gateway)}"
     yield from _admission_lines(config.admission, capacity)
+    if gateway.shadow is not None:
+        yield f"shadow     by {gateway.shadow}"
     programs = config.programs
     if programs.mode != "off":
         yield f"programs   {programs.mode}, flavour {programs.flavour}, acting estimator {programs.estimator}"

@@ -72,6 +72,7 @@ SERVER: Final = FlagGroup(
     KeyFlag("gateway.settle_secs", "SECS", alias="--shutdown-delay-secs"),
     KeyFlag("gateway.keep_alive_secs", "SECS"),
     KeyFlag("gateway.decision_log", "FILE"),
+    KeyFlag("gateway.shadow", "FILE"),
     KeyFlag("gateway.record", "FILE"),
     KeyFlag("gateway.access_log"),
     KeyFlag("gateway.otel.endpoint", "URL", name="--otlp-traces-endpoint"),
@@ -154,6 +155,7 @@ SCHEDULER: Final = FlagGroup(
 SCHEDULER_LOG: Final = FlagGroup(
     SCHEDULER.panel,
     KeyFlag("gateway.decision_log", "FILE"),
+    KeyFlag("gateway.shadow", "FILE"),
     KeyFlag("gateway.log_level", "LEVEL"),
     KeyFlag("gateway.log_format", "FORMAT"),
 )

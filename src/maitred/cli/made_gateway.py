@@ -22,6 +22,8 @@ def make_gateway(
 ) -> GatewayT:
     """Return the gateway that `make` makes, which is called as `Gateway` is. `reload` reads the sources of the configuration
     again. Raises ConfigError."""
+    from maitred.config.shadow_file import shadow_at_start
+
     config = loaded.config
     return make(
         config.gateway,
@@ -29,6 +31,7 @@ def make_gateway(
         config.routing,
         config.programs,
         link=config.scheduler,
+        shadow=shadow_at_start(config),
         reload=reload,
         fallback=None if loaded.problem is None else str(loaded.problem),
         default_state=default_state(os.environ, config.gateway.port),

@@ -82,6 +82,7 @@ def _serve(sources: ConfigSources, loaded: LoadedConfig, output: LogOutput) -> N
 
 def _make_scheduler(sources: ConfigSources, loaded: LoadedConfig, output: LogOutput) -> SchedulerGateway:
     from maitred.cli.picker import ext_proc_port
+    from maitred.config.shadow_file import shadow_at_start
     from maitred.gateway.cluster.link_setup import link_name, link_secret, listening_context
     from maitred.gateway.cluster.scheduler_gateway import LinkPort, SchedulerGateway
     from maitred.scheduler.interface import LinkAddress, open_election
@@ -106,6 +107,7 @@ def _make_scheduler(sources: ConfigSources, loaded: LoadedConfig, output: LogOut
         config.routing,
         config.programs,
         link=link,
+        shadow=shadow_at_start(config),
         reload=lambda: reloaded_settings(sources),
         fallback=None if loaded.problem is None else str(loaded.problem),
         log_output=output,

@@ -156,6 +156,9 @@ def _kind(config: Config, machine: Machine) -> Callable[..., Gateway]:
         from maitred.gateway.app import Gateway
 
         return partial(Gateway, machine=machine)
+    if config.gateway.shadow is not None:
+        problem = "a gateway that asks a scheduler decides nothing that a shadow could stand beside"
+        raise ConfigError(problem, where="gateway.shadow", hint="give it to maitred scheduler (--shadow)")
     from maitred.gateway.cluster.link_setup import link_name, link_secret, make_dialer
     from maitred.gateway.cluster.linked_gateway import LinkedGateway
     from maitred.scheduler.interface import Degrading, RemoteScheduler
@@ -231,6 +234,7 @@ def load_to_serve(sources: ConfigSources, *, strict: bool) -> LoadedConfig:
     """
     from maitred.config import LoadedConfig, load_or_fall_back
     from maitred.config.root import known_capacity, overcommit_error
+    from maitred.config.shadow_file import shadow_problems
 
     exit_if_any(_problems(sources) if strict else sources.flag_problems())
     if not strict:
@@ -240,7 +244,7 @@ def load_to_serve(sources: ConfigSources, *, strict: bool) -> LoadedConfig:
     admission = config.admission
     is_assumed = admission.preset.bootstrap_capacity is not None and admission.legacy.max_concurrent_requests <= 0
     overcommit = None if is_assumed else overcommit_error(config, known_capacity(config))
-    exit_if_any([] if overcommit is None else [overcommit])
+    exit_if_any([*([] if overcommit is None else [overcommit]), *shadow_problems(config)])
     return LoadedConfig(config)
 
 
@@ -267,6 +271,7 @@ def log_warnings(loaded: LoadedConfig) -> None:
 
 def reloaded_settings(sources: ConfigSources) -> GatewaySettings:
     """Return the settings as the files are now. Raises ConfigError."""
+    from maitred.config.shadow_file import read_shadow
     from maitred.gateway.admin.reload import GatewaySettings
 
     config = sources.load()
@@ -276,4 +281,5 @@ def reloaded_settings(sources: ConfigSources) -> GatewaySettings:
         routing=config.routing,
         programs=config.programs,
         scheduler=config.scheduler,
+        shadow=read_shadow(config),
     )

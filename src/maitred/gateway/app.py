@@ -25,6 +25,7 @@ from maitred.gateway.admin.idle_checks import IdleChecks
 from maitred.gateway.admin.port_certificates import PortCertificates
 from maitred.gateway.admin.program_pages import ProgramPages
 from maitred.gateway.admin.reload import ConfigReloader, GatewaySettings
+from maitred.gateway.admin.shadow_endpoint import SHADOW_PATH, shadow_endpoint
 from maitred.gateway.bodies.body_budget import BodyBudget
 from maitred.gateway.config import GatewayConfig
 from maitred.gateway.dashboard.pages import Dashboard
@@ -38,6 +39,7 @@ from maitred.gateway.observe.request_ids import RequestIds
 from maitred.gateway.observe.request_metrics import RequestMetrics
 from maitred.gateway.observe.request_observer import RequestObserver
 from maitred.gateway.observe.request_record import CLIENT_GONE
+from maitred.gateway.observe.shadow import ShadowFollower
 from maitred.gateway.observe.shared_page import SharedPages
 from maitred.gateway.observe.state import GatewayCounters, GatewayState
 from maitred.gateway.observe.state_snapshots import StateSnapshots
@@ -49,6 +51,7 @@ from maitred.programs import ProgramsConfig
 from maitred.routing import RoutingConfig, Signals
 from maitred.scheduler.interface import LocalScheduler, RealTimePrograms, Scheduler, SchedulerParts
 from maitred.scheduler.link_config import SchedulerConfig
+from maitred.shadow import ShadowRules
 from maitred.wire.client import UpstreamClient
 from maitred.wire.exchange import ApiError, Exchange, send_error
 from maitred.wire.machine import Machine
@@ -82,6 +85,7 @@ class Gateway(App):
         programs: ProgramsConfig | None = None,
         *,
         link: SchedulerConfig | None = None,
+        shadow: ShadowRules | None = None,
         seed: int = 0,
         reload: Callable[[], GatewaySettings] | None = None,
         fallback: str | None = None,
@@ -90,7 +94,8 @@ class Gateway(App):
         machine: Machine | None = None,
         make_scheduler: Callable[[SchedulerParts], Scheduler] = LocalScheduler,
     ) -> None:
-        """`link` says how schedulers and gateways find each other that are processes of their own. `reload` reads the sources
+        """`link` says how schedulers and gateways find each other that are processes of their own. By `shadow` a shadow decides
+        beside; None: there is none. `reload` reads the sources
         of the configuration again. `fallback` says why less than they configure is in force. `default_state` is the file that
         keeps the programs if the configuration names none. `log_output` takes the lines of the log; None: standard error.
         `machine` is where it runs; None: on this one. `make_scheduler` makes the scheduler of its parts.
@@ -106,6 +111,7 @@ class Gateway(App):
             routing=routing or RoutingConfig(),
             programs=programs or ProgramsConfig(),
             scheduler=link or SchedulerConfig(),
+            shadow=shadow,
         )
         self.config = config
         self.machine = machine or Machine()
@@ -119,8 +125,11 @@ class Gateway(App):
         self._key_sources = make_sources(config, self._clock, self._client)
         self._key_watch = SourceWatch(self._key_sources)
         self._outputs = self.outputs_class(config, self._clock, log_output)
-        self.decisions = self._outputs.decisions
-        """Every input and decision of the cores, or None if they are not logged."""
+        decisions = self._outputs.decisions
+        self.shadow = None if shadow is None else ShadowFollower(shadow, self._clock, decisions)
+        """What lets a shadow decide beside, or None."""
+        self.decisions = decisions if self.shadow is None else self.shadow.log
+        """Every input and decision of the cores, or None if nobody follows them."""
         self.scheduler = make_scheduler(
             SchedulerParts(
                 config=config,
@@ -200,6 +209,7 @@ class Gateway(App):
             intake=self._intake,
             certificates=self.certificates,
             results=self.counters.reloads,
+            use_shadow=None if self.shadow is None else self.shadow.use,
         )
         self._snapshots = self.snapshots_class(
             self.scheduler, self._client, self.counters, self._budget, self._descriptors, self._outputs
@@ -211,6 +221,8 @@ class Gateway(App):
         families.append(partial(ejection_families, fleet))
         if programs is not None:
             families.append(programs.metric_families)
+        if self.shadow is not None:
+            families.append(self.shadow.families)
         self._collector = GatewayCollector(self.counters, self._snapshots.take, tenants, shared, families)
         self._endpoints = self.endpoints_class(
             scheduler=self.scheduler,
@@ -232,8 +244,9 @@ class Gateway(App):
             programs=None if programs is None else programs.views,
             pages=shared,
             clock=self._clock,
+            shadow=self.shadow,
         )
-        self._endpoints.add(self._dashboard.endpoints(), {})
+        self._endpoints.add({**self._dashboard.endpoints(), SHADOW_PATH: shadow_endpoint(self.shadow)}, {})
 
     @property
     def core(self) -> Admission:
@@ -257,6 +270,8 @@ class Gateway(App):
         self._key_watch.start()
         self._outputs.start()
         self._dashboard.start()
+        if self.shadow is not None:
+            self.shadow.start()
         if self._program_pages is not None:
             self._program_pages.start()
         self.scheduler.start()
@@ -270,6 +285,8 @@ class Gateway(App):
         self._idle_checks.stop()
         await self._key_watch.stop()
         await self._dashboard.close()
+        if self.shadow is not None:
+            await self.shadow.close()
         await self.scheduler.close()
         if self._program_pages is not None:
             await self._program_pages.close()

@@ -228,6 +228,9 @@ class GatewayConfig(FleetConfig, frozen=True, kw_only=True, forbid_unknown_field
     decision_log: str | None = None
     """File to which every input and decision of admission and programs is appended, as JSON lines. If a write fails
     or hangs, recording ends and serving goes on."""
+    shadow: str | None = None
+    """File with another configuration, by whose `admission`, `routing` and `programs` a shadow decides beside what is in
+    force, and affects nothing. See docs/shadow.md. Null: there is none."""
     record: str | None = None
     """File to which every generating request is appended when it has ended, as a trace for `maitred simulate`. See
     docs/workloads.md#maitred-our-own. If a write fails, recording ends; if it hangs, rows are dropped; serving goes on."""

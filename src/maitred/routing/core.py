@@ -77,7 +77,9 @@ class RecordedRouter(Router):
 
     def choose_seen(self, given: Choose) -> Choice:
         """Let the router choose among what a line says."""
-        shown = self._shown.setdefault(given.fleet, given.instances)
+        shown = self._shown.get(given.fleet)
+        if shown is None:  # Objects of its own, because who follows the log may look at those of the input later.
+            shown = self._shown[given.fleet] = [SeenInstance(each.index) for each in given.instances]
         self._shown.move_to_end(given.fleet)
         if len(self._shown) > _MAX_FLEETS:
             self._shown.popitem(last=False)

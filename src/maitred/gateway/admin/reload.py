@@ -33,6 +33,7 @@ from maitred.programs import ProgramsConfig
 from maitred.routing import RoutingConfig
 from maitred.scheduler.interface import Scheduler
 from maitred.scheduler.link_config import SchedulerConfig, without_password
+from maitred.shadow import ShadowRules
 from maitred.wire.tasks import end_tasks
 
 log = logging.getLogger("maitred.gateway")
@@ -72,6 +73,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     routing: RoutingConfig = RoutingConfig()
     programs: ProgramsConfig = ProgramsConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
+    shadow: ShadowRules | None = None
+    """What the shadow goes by; None: there is none."""
 
     def redacted(self) -> dict[str, Any]:
         """Return the settings as plain values: classes complete, and of a secret its hash, or `***`."""
@@ -106,10 +109,13 @@ class ConfigReloader:
         intake: RequestIntake,
         certificates: PortCertificates,
         results: Counter[str],
+        use_shadow: Callable[[ShadowRules], object] | None = None,
     ) -> None:
         """`settings` are in force now. `read_settings` reads the sources again, in a thread, or is None if there are none. The
-        scheduler, the intake and the certificates are what a reload may change. `results` counts `ok` and `failed`."""
+        scheduler, the intake and the certificates are what a reload may change. `results` counts `ok` and `failed`.
+        `use_shadow` gives the shadow other rules, and may raise ConfigError; None: there is no shadow."""
         self._settings = settings
+        self._use_shadow = use_shadow
         self._read_settings = read_settings
         self._scheduler, self._intake, self._certificates = scheduler, intake, certificates
         self._results = results
@@ -197,6 +203,7 @@ class ConfigReloader:
             routing=self._settings.routing,
             programs=msgspec.structs.replace(found.programs, **fixed),
             scheduler=self._settings.scheduler,
+            shadow=found.shadow if found.gateway.shadow == gateway.shadow else self._settings.shadow,
         )
         warnings = [
             *_removed_keys(self._settings.gateway, gateway),
@@ -225,6 +232,8 @@ class ConfigReloader:
     def _reconfigure(self, settings: GatewaySettings, certificates: PortFiles) -> None:
         """Use `settings` from now on. Raises ConfigError, and changes nothing then."""
         rules = self._intake.rules_of(settings.gateway, settings.programs)
+        if self._use_shadow is not None and settings.shadow is not None:
+            self._use_shadow(settings.shadow)
         self._scheduler.reconfigure(settings.gateway, settings.admission, settings.programs)
         # From here on nothing fails.
         self._certificates.use(certificates)

@@ -10,7 +10,8 @@ const engines = new Section("engines", "Engines");
 const programs = new Section("programs", "Programs");
 const tenants = new Section("tenants", "Tenants");
 const cluster = new Section("gateways", "Gateways");
-const sections = [slots, queues, latency, engines, programs, tenants, cluster];
+const shadow = new Section("shadow", "Shadow");
+const sections = [slots, queues, latency, engines, programs, tenants, shadow, cluster];
 
 const left = (text) => ({ text, className: "words" });
 const queueRows = new Rows("By class", ["class", "waiting", "room", "longest wait", "median wait", "admitted", "promoted", "preempted", "refused"], "No class has had a request.");
@@ -18,6 +19,8 @@ const oldestRows = new Rows("Longest waits", ["request", "class", "tenant", "mod
 const engineRows = new Rows("Engines", ["engine", left("state"), "in flight", "slots", "running", "waiting", "KV", left("slots, why"), left("models")], "No engine is known.");
 const programRows = new Rows("Programs", ["program", "tenant", left("state"), "tokens", "requests", left("engine"), "class"], "No program has an id.");
 const tenantRows = new Rows("Tenants", ["tenant", "in flight", "waiting"], "No tenant has a request here.");
+const kindRows = new Rows("Disagreements", ["the shadow would", "times"], "");
+const exampleRows = new Rows("Latest", ["request", left("kind"), left("in force"), left("in the shadow"), "tenant", "model", "ago"], "They have agreed so far.");
 const gatewayRows = new Rows("Gateways", ["gateway", left("link"), "in flight", "waiting", "heard"], "No gateway is connected.");
 const pools = element("div", { className: "pools" }), poolNote = element("p", { className: "empty", hidden: true });
 const seats = new Map();
@@ -121,6 +124,24 @@ function showTenants(live) {
   tenantRows.show(all.map(([name, each]) => [name, [{ text: name, className: "wide" }, whole.format(each.in_flight), whole.format(each.waiting)]]));
 }
 
+const WOULD = { admit: "admit", queue: "let wait", refuse: "refuse", victim: "choose other victims", instance: "send elsewhere", pause: "pause other programs" };
+
+function showShadow(live) {
+  const found = live.shadow;
+  shadow.node.hidden = !found;
+  if (!found) return;
+  const compared = Object.values(found.compared ?? {}).reduce((total, each) => total + each, 0);
+  const skipped = found.skipped_inputs ? `, ${whole.format(found.skipped_inputs)} inputs skipped` : "";
+  const lacks = Object.entries(found.not_compared ?? {}).map(([room, what]) => `; ${room} not compared: reads ${what}`).join("");
+  setText(shadow.note, found.active ? `${found.file}: ${whole.format(compared)} decisions compared${skipped}${lacks}` : `${found.file} is switched off: ${found.problem}`);
+  shadow.note.className = found.active ? "quiet" : "bad";
+  kindRows.show(Object.entries(found.disagreements ?? {}).map(([kind, count]) => [kind, [WOULD[kind] ?? kind, whole.format(count)]]));
+  exampleRows.show((found.examples ?? []).map((each) => [`${each.kind} ${each.id}`, [
+    each.kind === "pause" ? { text: each.id, className: "wide" } : { text: each.id, id: each.id }, { text: each.kind, className: "words" }, { text: each.real, className: "words" },
+    { text: each.shadow, className: "words" }, each.tenant, each.model, span(each.secs_ago),
+  ]]));
+}
+
 function showCluster(live) {
   const found = live.state.cluster;
   cluster.node.hidden = !found;
@@ -147,6 +168,7 @@ function show(live, options) {
   showEngines(live);
   showPrograms(live);
   showTenants(live);
+  showShadow(live);
   showCluster(live);
   showNavigation();
   byId("fallback").hidden = !live.state.config_fallback;
@@ -215,6 +237,7 @@ latency.body.append(element("div", { className: "charts" }, ...charts.map((chart
 engines.body.append(engineRows.node);
 programs.body.append(programRows.node);
 tenants.body.append(tenantRows.node);
+shadow.body.append(kindRows.node, exampleRows.node);
 cluster.body.append(gatewayRows.node);
 byId("main").append(tiles.node, ...sections.map((each) => each.node));
 byId("sections").append(...sections.map((each, index) => element("a", { href: `#${each.node.id}` }, element("kbd", { textContent: `${index + 1} ` }), each.title)));

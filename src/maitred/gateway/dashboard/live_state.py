@@ -16,6 +16,7 @@ from maitred.core.steps import Steps, in_batches
 from maitred.core.units import Micros, to_seconds
 from maitred.gateway.dashboard.latency_window import LatencyPoint, LatencyWindow
 from maitred.gateway.observe.program_views import ProgramCounts, ProgramView, ProgramViews
+from maitred.gateway.observe.shadow import ShadowFollower, ShadowState
 from maitred.gateway.observe.state import BackendState, GatewayCounters, GatewayState
 from maitred.gateway.observe.state_snapshots import StateSnapshots
 from maitred.scheduler.interface import RealTimeAdmission
@@ -24,6 +25,7 @@ _LEASES_IN_STEP: Final = 500
 _OLDEST_SHOWN: Final = 8
 """Waiting requests of each class that are named."""
 _PROGRAMS_SHOWN: Final = 60
+_EXAMPLES_SHOWN: Final = 12
 
 
 class WaitingRequest(msgspec.Struct, frozen=True):
@@ -69,6 +71,8 @@ class LiveState(msgspec.Struct, frozen=True, kw_only=True):
     """Null if requests are routed one by one."""
     ttft: dict[str, dict[str, LatencyPoint]]
     """By class, and the second (as `at`) at which an interval of ten seconds ended."""
+    shadow: ShadowState | None = None
+    """Null if there is none."""
 
 
 class LiveViews:
@@ -82,9 +86,10 @@ class LiveViews:
         window: LatencyWindow,
         programs: ProgramViews | None,
         now: Callable[[], Micros],
+        shadow: ShadowFollower | None = None,
     ) -> None:
         self._snapshots, self._admission, self._counters = snapshots, admission, counters
-        self._window, self._programs, self._now = window, programs, now
+        self._window, self._programs, self._now, self._shadow = window, programs, now, shadow
 
     def take(self) -> Steps[LiveState]:
         """Return in steps what there is to show. O(requests that are here)."""
@@ -102,6 +107,7 @@ class LiveViews:
             queues=queues,
             programs=programs,
             ttft=self._window.points(),
+            shadow=None if self._shadow is None else self._shadow.state(_EXAMPLES_SHOWN),
         )
 
     def _queues(self) -> Steps[dict[str, QueueView]]:

@@ -16,6 +16,7 @@ from maitred.gateway.dashboard.live_feed import LiveFeed
 from maitred.gateway.dashboard.live_state import LiveViews
 from maitred.gateway.observe.program_views import ProgramViews
 from maitred.gateway.observe.request_metrics import RequestMetrics
+from maitred.gateway.observe.shadow import ShadowFollower
 from maitred.gateway.observe.shared_page import SharedPages, write_json
 from maitred.gateway.observe.state import GatewayCounters
 from maitred.gateway.observe.state_snapshots import StateSnapshots
@@ -42,10 +43,11 @@ class Dashboard:
         programs: ProgramViews | None,
         pages: SharedPages,
         clock: Clock,
+        shadow: ShadowFollower | None,
     ) -> None:
         self._clock, self._metrics, self._pages = clock, metrics, pages
         self._window = LatencyWindow(self._ttft_counts)
-        self._views = LiveViews(snapshots, admission, counters, self._window, programs, clock.now)
+        self._views = LiveViews(snapshots, admission, counters, self._window, programs, clock.now, shadow)
         self.refresh: Callable[[], object] = _nothing
         """Called before the latencies are looked at: sums up what other processes have counted."""
         self.feed = LiveFeed(self._make, lambda: _is_draining(snapshots))

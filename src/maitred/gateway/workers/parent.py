@@ -142,6 +142,8 @@ class ParentGateway(Gateway):
         self._idle_checks.start()
         self._outputs.start()
         self._dashboard.start()
+        if self.shadow is not None:
+            self.shadow.start()
         if self._program_pages is not None:
             self._program_pages.start()
         self.host = host = self.scheduler.host(secret)
@@ -164,6 +166,8 @@ class ParentGateway(Gateway):
         if self.host is not None:
             await self._hear_the_last()
         await self._dashboard.close()
+        if self.shadow is not None:
+            await self.shadow.close()
         await self.close_host()
         await self.scheduler.close()
         if self._program_pages is not None:

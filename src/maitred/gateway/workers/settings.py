@@ -76,9 +76,10 @@ def share_of(settings: GatewaySettings, number: int) -> GatewaySettings:
     gateway = replace(
         config,
         decision_log=None,
+        shadow=None,
         max_parked_body_bytes=config.max_parked_body_bytes // number,
         refusals_per_sec=-(-config.refusals_per_sec // number),
         upstream=upstream,
         retry=retry,
     )
-    return replace(settings, gateway=gateway)
+    return replace(settings, gateway=gateway, shadow=None)

@@ -1,0 +1,56 @@
+"""TappedLog: a decision log that also hands on what it is told, as objects, to who looks at them later.
+
+Cores have one log, and with it they make a struct of each input. Who follows inputs beside a file, or without one, taps it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from maitred.core.decisions import DecisionLog, Input
+
+
+class Told:
+    """An input that a core has taken, with what was decided."""
+
+    __slots__ = ("decisions", "given", "room")
+
+    def __init__(self, room: str, given: Input) -> None:
+        self.room, self.given = room, given
+        self.decisions: Iterable[Any] = ()
+
+
+class TappedLog(DecisionLog):
+    """A log that is written as another one says, or not at all."""
+
+    def __init__(self, log: DecisionLog | None, tap: Callable[[Told], object]) -> None:
+        """`log` writes the lines; None: none are written. `tap` gets each input that was taken and raised nothing, before its
+        decisions are added to it."""
+        super().__init__(_drop)
+        self._log, self._tap = log, tap
+        self._last: Told | None = None
+
+    def log_input(self, room: str, given: Input, raised: str | None = None) -> None:
+        if self._log is not None:
+            self._log.log_input(room, given, raised)
+        self._last = None
+        if raised is None:
+            told = self._last = Told(room, given)
+            self._tap(told)
+
+    def log_decisions(self, room: str, decisions: Iterable[msgspec.Struct]) -> None:
+        if self._log is not None:
+            self._log.log_decisions(room, decisions)
+        if self._last is not None:
+            self._last.decisions = decisions
+
+    def log_change(self, room: str, change: msgspec.Struct) -> None:
+        if self._log is not None:
+            self._log.log_change(room, change)
+
+
+def _drop(line: bytes) -> None:
+    """Write nothing."""

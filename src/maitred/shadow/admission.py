@@ -1,0 +1,301 @@
+"""The shadow's core of admission, and what both cores have come to about each request that is here.
+
+After each input the states of the requests that either core has decided on are compared: running (it holds a slot), waiting or
+refused. What is different and was not told of this request yet is a disagreement of the kind of the shadow's state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from enum import Enum
+
+from maitred.admission import Action, Admission, AdmissionConfig, ReleaseReason, Ticket, TicketState
+from maitred.admission.adoption import ADOPTABLE
+from maitred.admission.inputs import (
+    EMPTY_LOAD,
+    AdmissionInput,
+    Adopt,
+    AdoptedRequest,
+    Advance,
+    Decline,
+    FirstByte,
+    Forget,
+    LeaveBackend,
+    Look,
+    Open,
+    Reconfigure,
+    Release,
+    Resize,
+    Strand,
+    Submit,
+)
+from maitred.admission.terms.lead import Lead
+from maitred.core.contracts import FleetLoad
+from maitred.core.decisions import Decision
+from maitred.core.request import RequestId
+from maitred.core.units import Micros
+from maitred.shadow.disagreements import Disagreement, ShadowKind
+
+
+class State(Enum):
+    """What has come of a request."""
+
+    RUNNING = "holds a slot"
+    WAITING = "waits"
+    REFUSED = "refused"
+
+
+_KINDS = {State.RUNNING: ShadowKind.ADMIT, State.WAITING: ShadowKind.QUEUE, State.REFUSED: ShadowKind.REFUSE}
+_OF_TICKET = {
+    TicketState.QUEUED: State.WAITING,
+    TicketState.AWAITING: State.WAITING,
+    TicketState.ADMITTED: State.RUNNING,
+    TicketState.STREAMING: State.RUNNING,
+    TicketState.VICTIM: State.RUNNING,
+}
+
+
+class _Request:
+    """A request that is here, in force and in the shadow."""
+
+    __slots__ = ("admitted_at", "is_streaming", "is_victim", "real", "submit", "ticket", "told")
+
+    def __init__(self, submit: Submit, ticket: Ticket, real: State) -> None:
+        self.submit, self.ticket, self.real = submit, ticket, real
+        self.is_streaming = self.is_victim = False
+        """In force."""
+        self.admitted_at: Micros = submit.at
+        self.told: set[ShadowKind] = set()
+
+    @property
+    def shadow(self) -> State:
+        return _OF_TICKET.get(self.ticket.state, State.REFUSED)
+
+
+class AdmissionShadow:
+    """One core of admission beside another."""
+
+    def __init__(self, config: AdmissionConfig) -> None:
+        """Raises ConfigError for a configuration of which no core can be made."""
+        self.config = config
+        """What the shadow goes by, from its next `Open` or `Reconfigure` on."""
+        self._core = Admission(config, {}, self._load)
+        self._requests: dict[RequestId, _Request] = {}
+        self._slots: dict[str, Resize] = {}
+        self._looks: dict[str, list[FleetLoad]] = {}
+        self._knows_loads = True
+        self.num_compared = 0
+        """Decisions in force that were compared."""
+
+    @property
+    def lacks(self) -> str:
+        """What the shadow would read and the core in force does not, so that its decisions mean less; empty: nothing."""
+        return "" if self._knows_loads or not self._core.reads_load else "the load of backends"
+
+    def take(self, given: AdmissionInput, decisions: Sequence[Decision]) -> list[Disagreement]:
+        """Tell the shadow an input that the core in force has taken with these decisions."""
+        if isinstance(given, Look):
+            self._looks.setdefault(given.pool, []).append(given.load)
+            return []
+        if isinstance(given, Open):
+            self._open(given)
+            return []
+        self.num_compared += len(decisions)
+        victims = self._note_real(given, decisions)
+        took = list(self._apply(given, decisions))
+        took += self._yield_victims(took, given.at)
+        self._looks.clear()
+        if isinstance(given, Release) and self._has_left(given, decisions):
+            self._requests.pop(given.id, None)
+        found = list(self._compare(given.at, decisions, took, victims))
+        followed: list[Decision] = []
+        for decision in decisions:
+            request = self._requests.get(decision.subject)
+            if request is not None and request.real is State.REFUSED:
+                followed += self._drop(decision.subject, given.at)
+        followed += self._yield_victims(followed, given.at)
+        found += self._compare(given.at, (), followed, set())
+        return found
+
+    def rebase(self, at: Micros) -> None:
+        """Begin anew with what is here in force: after inputs that the shadow was not told of, only `note` was."""
+        self._core = Admission(self.config, {}, self._load, None, at)
+        self._looks.clear()
+        for resize in self._slots.values():
+            self._core.resize(resize.pool, resize.capacity, at, Lead(resize.lead, resize.lent))
+        adopted = [self._adopted(each) for each in self._requests.values() if each.submit.pool in self._slots]
+        self._core.adopt([ticket for ticket in adopted if ticket.state in ADOPTABLE], at)
+
+    def note(self, given: AdmissionInput, decisions: Sequence[Decision]) -> None:
+        """Take note of what is here in force, and leave the shadow as it is, until `rebase`."""
+        if isinstance(given, Open):
+            self._open(given)
+        elif not isinstance(given, Look):
+            self._note_real(given, decisions)
+            gone = [each.subject for each in decisions if each.action is Action.REJECT]
+            if isinstance(given, Release) and self._has_left(given, decisions):
+                gone.append(given.id)
+            for request in gone:
+                self._requests.pop(request, None)
+
+    def _adopted(self, request: _Request) -> Ticket:
+        ticket = request.ticket = request.submit.ticket()
+        running = TicketState.STREAMING if request.is_streaming else TicketState.ADMITTED
+        ticket.state = running if request.real is State.RUNNING else TicketState.QUEUED
+        ticket.submitted_at, ticket.admitted_at = request.submit.at, request.admitted_at
+        return ticket
+
+    def _open(self, given: Open) -> None:
+        self._core = Admission(self.config, given.pools, self._load, None, given.at)
+        self._requests.clear()
+        self._slots = {pool: Resize(given.at, pool, slots) for pool, slots in given.pools.items()}
+
+    def _load(self, pool: str, now: Micros) -> FleetLoad:
+        """Return what the core in force has read of a pool within this input, or nothing if it has not looked."""
+        seen = self._looks.get(pool)
+        if seen:
+            return seen.pop(0) if len(seen) > 1 else seen[0]
+        self._knows_loads = False
+        return EMPTY_LOAD
+
+    def _note_real(self, given: AdmissionInput, decisions: Sequence[Decision]) -> set[RequestId]:
+        """Take note of what holds in force. Return the requests that it has preempted."""
+        match given:
+            case Submit():
+                self._requests[given.id] = _Request(given, given.ticket(), State.WAITING)
+            case FirstByte() if given.id in self._requests:
+                self._requests[given.id].is_streaming = True
+            case Decline() if given.id in self._requests:
+                self._requests[given.id].is_victim = False
+            case Adopt():
+                for adopted in given.requests:
+                    self._note_adopted(adopted)
+            case Resize():
+                self._slots[given.pool] = given
+            case Forget():
+                self._slots.pop(given.pool, None)
+            case _:
+                pass
+        return self._note_decisions(decisions)
+
+    def _note_decisions(self, decisions: Sequence[Decision]) -> set[RequestId]:
+        victims = set()
+        for decision in decisions:
+            request = self._requests.get(decision.subject)
+            if request is None:
+                continue
+            match decision.action:
+                case Action.ADMIT:
+                    request.real, request.admitted_at = State.RUNNING, decision.at
+                case Action.QUEUE:
+                    request.real, request.is_victim = State.WAITING, False
+                case Action.REJECT:
+                    request.real = State.REFUSED
+                case Action.PREEMPT_SLOT:
+                    request.is_victim = True
+                    victims.add(decision.subject)
+                case _:
+                    pass
+        return victims
+
+    def _note_adopted(self, adopted: AdoptedRequest) -> None:
+        ticket = adopted.submit.ticket()
+        ticket.state, ticket.submitted_at = TicketState[adopted.state.upper()], adopted.submit.at
+        ticket.admitted_at = adopted.admitted_at
+        request = _Request(adopted.submit, ticket, _OF_TICKET[ticket.state])
+        request.is_streaming, request.admitted_at = ticket.state is TicketState.STREAMING, adopted.admitted_at
+        self._requests[adopted.submit.id] = request
+
+    def _apply(self, given: AdmissionInput, decisions: Sequence[Decision]) -> Sequence[Decision]:
+        """Tell the shadow's core what it can be told, and return its decisions."""
+        core, at = self._core, given.at
+        match given:
+            case Submit():
+                return core.submit(self._requests[given.id].ticket, at, given.load)
+            case Release():
+                return self._release(given, decisions)
+            case FirstByte():
+                if self._state_of(given.id) in (TicketState.ADMITTED, TicketState.STREAMING):
+                    core.confirm_first_byte(given.id, at)
+                return ()
+            case Decline():
+                return core.decline(given.id, at) if self._state_of(given.id) is TicketState.VICTIM else core.advance(at)
+            case Adopt():
+                return core.adopt([self._requests[each.submit.id].ticket for each in given.requests], at)
+            case Forget():
+                return core.forget(given.pool, at) if core.is_unused(given.pool) else core.advance(at)
+            case Reconfigure():
+                return core.reconfigure(self.config, at)
+            case Strand() | LeaveBackend() | Resize() | Advance():
+                return given.apply_to(core)
+        raise AssertionError(given)
+
+    def _release(self, given: Release, decisions: Sequence[Decision]) -> Sequence[Decision]:
+        core, is_victim = self._core, self._state_of(given.id) is TicketState.VICTIM
+        if given.end is not ReleaseReason.SLOT_PREEMPTED:
+            return core.release(given.id, given.end, given.at, given.tokens)
+        took = list(core.release(given.id, given.end, given.at)) if is_victim else []
+        if self._has_left(given, decisions) and self._state_of(given.id) is not TicketState.LEFT:
+            # It has ended in force; the shadow would have kept it.
+            took += core.release(given.id, ReleaseReason.CLIENT_GONE, given.at)
+        return took or core.advance(given.at)
+
+    def _has_left(self, given: Release, decisions: Iterable[Decision]) -> bool:
+        """Return whether a request is not here any more after its release: not so for a victim that waits again."""
+        if given.end is not ReleaseReason.SLOT_PREEMPTED:
+            return True
+        return not any(each.subject == given.id and each.action in (Action.QUEUE, Action.ADMIT) for each in decisions)
+
+    def _state_of(self, request: RequestId) -> TicketState:
+        known = self._requests.get(request)
+        return TicketState.LEFT if known is None else known.ticket.state
+
+    def _yield_victims(self, took: Sequence[Decision], at: Micros) -> list[Decision]:
+        """Let the victims of the shadow alone give up their slots, and those of what follows from that."""
+        further: list[Decision] = []
+        news = list(took)
+        while news:
+            decision = news.pop(0)
+            request = self._requests.get(decision.subject)
+            if decision.action is not Action.PREEMPT_SLOT or request is None:
+                continue
+            if not request.is_victim and request.ticket.state is TicketState.VICTIM:
+                followed = self._core.release(decision.subject, ReleaseReason.SLOT_PREEMPTED, at)
+                further += followed
+                news += followed
+        return further
+
+    def _drop(self, request: RequestId, at: Micros) -> Sequence[Decision]:
+        """Take out a request that was refused in force."""
+        known = self._requests.pop(request)
+        return () if known.shadow is State.REFUSED else self._core.release(request, ReleaseReason.CLIENT_GONE, at)
+
+    def _compare(
+        self, at: Micros, decisions: Sequence[Decision], took: Sequence[Decision], victims: set[RequestId]
+    ) -> Iterator[Disagreement]:
+        own = {each.subject for each in took if each.action is Action.PREEMPT_SLOT}
+        for subject in own ^ victims:
+            request = self._requests.get(subject)
+            if request is not None:
+                yield from self._tell(request, ShadowKind.VICTIM, at, decisions, took)
+                request.told.update(_KINDS.values())  # What follows from it is no other disagreement.
+        for subject in {each.subject: None for each in (*decisions, *took)}:
+            request = self._requests.get(subject)
+            if request is not None and request.real is not request.shadow:
+                yield from self._tell(request, _KINDS[request.shadow], at, decisions, took)
+
+    def _tell(
+        self, request: _Request, kind: ShadowKind, at: Micros, decisions: Iterable[Decision], took: Iterable[Decision]
+    ) -> Iterator[Disagreement]:
+        if kind in request.told:
+            return
+        request.told.add(kind)
+        submit = request.submit
+        real, shadow = _said(submit.id, decisions, request.real), _said(submit.id, took, request.shadow)
+        yield Disagreement(kind, at, submit.id, submit.client_id, submit.tenant, submit.pool, real, shadow)
+
+
+def _said(request: RequestId, decisions: Iterable[Decision], state: State) -> str:
+    """Return what holds of a request, with the rule of the last decision on it."""
+    last = next((each for each in reversed([*decisions]) if each.subject == request), None)
+    return state.value if last is None else f"{state.value} ({last.action}: {last.reason})"

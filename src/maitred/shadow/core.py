@@ -1,0 +1,86 @@
+"""Shadow: the cores of all rooms under other rules, fed with what the cores in force are told."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from maitred.admission import AdmissionConfig
+from maitred.admission.inputs import ROOM_NAME as ADMISSION
+from maitred.core.decisions import Input
+from maitred.core.units import Micros
+from maitred.programs import ProgramsConfig
+from maitred.programs.inputs import ROOM_NAME as PROGRAMS
+from maitred.routing import RoutingConfig
+from maitred.routing.inputs import ROOM_NAME as ROUTING
+from maitred.shadow.admission import AdmissionShadow
+from maitred.shadow.disagreements import Disagreement, ShadowKind
+from maitred.shadow.programs import ProgramsShadow
+from maitred.shadow.routing import RoutingShadow
+
+EXAMPLES: Final = 20
+"""Disagreements of each kind that are kept, the newest ones."""
+
+
+class ShadowRules(msgspec.Struct, frozen=True, kw_only=True):
+    """What a shadow goes by."""
+
+    name: str
+    """The file that says so."""
+    admission: AdmissionConfig
+    routing: RoutingConfig
+    programs: ProgramsConfig
+
+
+class Shadow:
+    """Decides beside the cores in force."""
+
+    def __init__(self, rules: ShadowRules) -> None:
+        """Raises ConfigError for rules of which no core can be made."""
+        self.rules = rules
+        self._admission = AdmissionShadow(rules.admission)
+        self._rooms: Mapping[str, AdmissionShadow | ProgramsShadow | RoutingShadow] = {
+            ADMISSION: self._admission,
+            ROUTING: RoutingShadow(rules.routing),
+            **({PROGRAMS: ProgramsShadow(rules.programs)} if rules.programs.mode != "off" else {}),
+        }
+        self.counts: Counter[ShadowKind] = Counter(dict.fromkeys(ShadowKind, 0))
+        """Disagreements by kind."""
+        self.examples: dict[ShadowKind, deque[Disagreement]] = {kind: deque(maxlen=EXAMPLES) for kind in ShadowKind}
+
+    def use(self, rules: ShadowRules) -> None:
+        """Go by other rules, from the next `Reconfigure` of the cores in force on. Routers, and the mode of programs, stay."""
+        self.rules = rules
+        self._admission.config = rules.admission
+        programs = self._rooms.get(PROGRAMS)
+        if isinstance(programs, ProgramsShadow) and rules.programs.mode == programs.config.mode:
+            programs.config = rules.programs
+
+    def compared(self) -> dict[str, int]:
+        """Return how many decisions in force were compared, by room."""
+        return {name: room.num_compared for name, room in self._rooms.items()}
+
+    def lacks(self) -> dict[str, str]:
+        """Return what the shadow of a room would read and what is in force does not, by room: there it cannot be compared."""
+        return {name: room.lacks for name, room in self._rooms.items() if room.lacks}
+
+    def take(self, room: str, given: Input, decisions: Sequence[Any]) -> None:
+        """Tell the shadow an input that a core in force has taken with these decisions. Raises what a plug-in raises."""
+        shadow: Any = self._rooms.get(room)
+        if shadow is None:
+            return
+        for found in shadow.take(given, decisions):
+            self.counts[found.kind] += 1
+            self.examples[found.kind].append(found)
+
+    def skip(self, room: str, given: Input, decisions: Sequence[Any]) -> None:
+        """Take note of what is here in force, and decide nothing: there is no time for it. `rebase` is next."""
+        if room == ADMISSION:
+            self._admission.note(given, decisions)  # type: ignore[arg-type]
+
+    def rebase(self, at: Micros) -> None:
+        """Begin anew with the requests that are here, each in its state in force. Programs were told of nothing meanwhile."""
+        self._admission.rebase(at)

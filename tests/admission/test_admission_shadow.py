@@ -1,0 +1,126 @@
+"""A shadow of admission: under the rules in force it never disagrees, and under others it says what it would have done."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from admission_timeline import classes
+from hypothesis import given, settings
+from test_admission_properties import Event, configs, drive, events
+
+from maitred.admission import Admission, AdmissionConfig, ReleaseReason, Ticket
+from maitred.admission.inputs import Reconfigure
+from maitred.core.request import PriorityClass
+from maitred.core.tapped_log import TappedLog, Told
+from maitred.shadow.admission import AdmissionShadow
+from maitred.shadow.disagreements import Disagreement
+
+BULK, CHAT = PriorityClass.BULK, PriorityClass.INTERACTIVE
+
+
+def followed(told: Sequence[Told], shadow: AdmissionShadow, later: AdmissionConfig | None = None) -> list[Disagreement]:
+    found = []
+    for each in told:
+        if isinstance(each.given, Reconfigure) and later is not None:
+            shadow.config = later
+        found += shadow.take(each.given, list(each.decisions))  # type: ignore[arg-type]
+        shadow._core.check()
+        assert shadow._core._tickets.keys() <= shadow._requests.keys()  # It has nothing that is not here.
+    return found
+
+
+@given(configs(), configs(), events)
+@settings(max_examples=150, deadline=None)
+def test_a_shadow_under_the_rules_in_force_never_disagrees(
+    config: AdmissionConfig, later: AdmissionConfig, happened: Sequence[Event]
+) -> None:
+    told: list[Told] = []
+    drive(Admission(config, {"m": 2, "n": 1}, log=TappedLog(None, told.append)), happened, later)
+    shadow = AdmissionShadow(config)
+    assert followed(told, shadow, later) == []
+    assert shadow.num_compared == sum(len(list(each.decisions)) for each in told)
+
+
+@given(configs(), configs(), configs(), events)
+@settings(max_examples=150, deadline=None)
+def test_a_shadow_under_any_rules_keeps_its_books(
+    config: AdmissionConfig, later: AdmissionConfig, other: AdmissionConfig, happened: Sequence[Event]
+) -> None:
+    told: list[Told] = []
+    drive(Admission(config, {"m": 2, "n": 1}, log=TappedLog(None, told.append)), happened, later)
+    found = followed(told, AdmissionShadow(other))
+    assert len({(each.request, each.kind) for each in found}) == len(found)
+
+
+@given(configs(), configs(), events)
+@settings(max_examples=60, deadline=None)
+def test_a_shadow_begins_anew_with_what_is_here(
+    config: AdmissionConfig, other: AdmissionConfig, happened: Sequence[Event]
+) -> None:
+    told: list[Told] = []
+    drive(Admission(config, {"m": 2, "n": 1}, log=TappedLog(None, told.append)), happened, config)
+    shadow, half = AdmissionShadow(other), len(told) // 2
+    for each in told[:half]:
+        shadow.note(each.given, list(each.decisions))  # type: ignore[arg-type]
+    shadow.rebase(told[half].given.at if half < len(told) else 0)
+    shadow._core.check()
+    followed(told[half:], shadow)
+
+
+class World:
+    """A core in force with a slot, and a shadow beside it."""
+
+    def __init__(self, shadow: AdmissionConfig, real: AdmissionConfig | None = None, slots: int = 1) -> None:
+        self.told: list[Told] = []
+        self.core = Admission(real or bare(), {"m": slots}, log=TappedLog(None, self.told.append))
+        self.shadow = AdmissionShadow(shadow)
+
+    def submit(self, number: int, c: PriorityClass, now: int) -> None:
+        self.core.submit(Ticket(number, "m", c, "t", cost=1), now)
+
+    def found(self) -> list[tuple[str, int | None, str, str]]:
+        return [(each.kind.value, each.request, each.real, each.shadow) for each in followed(self.told, self.shadow)]
+
+
+def bare(**given: dict[str, Any]) -> AdmissionConfig:
+    return classes({"on_preempt": "retry"}, **{"interactive": {"can_preempt": False}, **given})
+
+
+def test_a_longer_queue_would_have_let_it_wait() -> None:
+    w = World(bare(), bare(bulk={"queue_size": 0}))
+    w.submit(1, BULK, 0)
+    w.submit(2, BULK, 1)
+    w.core.release(1, ReleaseReason.DRAINED, 2)
+    assert w.found() == [("queue", 2, "refused (reject: queue_full)", "waits (queue: no_slot)")]
+
+
+def test_a_reservation_would_have_let_a_chat_in_and_kept_bulk_out() -> None:
+    w = World(bare(interactive={"can_preempt": False, "reserved_floor": 1}), slots=2)
+    w.submit(1, BULK, 0)
+    w.submit(2, BULK, 1)
+    w.submit(3, CHAT, 2)
+    assert [each[:2] for each in w.found()] == [("queue", 2), ("admit", 3)]
+
+
+def test_a_victim_of_the_shadow_alone_gives_its_slot_up_at_once() -> None:
+    w = World(bare(interactive={"can_preempt": True}))
+    w.submit(1, BULK, 0)
+    w.submit(2, CHAT, 1)
+    kinds = [each[:2] for each in w.found()]
+    assert kinds == [("victim", 1), ("admit", 2)]
+    w.told.clear()
+    w.core.release(1, ReleaseReason.DRAINED, 9)  # In the shadow it waits again, and leaves its queue.
+    w.core.release(2, ReleaseReason.DRAINED, 10)
+    assert w.found() == []
+
+
+def test_an_earlier_queue_timeout_is_told_with_the_next_input_at_its_own_instant() -> None:
+    w = World(bare(bulk={"queue_timeout_secs": 1}))
+    w.submit(1, BULK, 0)
+    w.submit(2, BULK, 0)
+    w.core.release(1, ReleaseReason.DRAINED, 2_000_000)
+    ((kind, request, real, shadow),) = w.found()
+    assert (kind, request) == ("refuse", 2)
+    assert real.startswith("holds a slot")
+    assert "timeout" in shadow
