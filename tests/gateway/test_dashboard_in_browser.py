@@ -61,7 +61,7 @@ async def see_what_is_there(tab: Tab) -> None:
 
 
 async def use_the_keyboard(tab: Tab) -> None:
-    await tab.press("4")
+    await tab.press("5")
     assert await tab.run("document.activeElement.id") == "engines"
     await tab.press("p")
     assert (await tab.run("document.getElementById('status').textContent")).startswith("paused")

@@ -6,6 +6,7 @@ import asyncio
 import re
 from base64 import b64encode
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -130,6 +131,33 @@ def test_all_viewers_share_a_look_and_nobody_costs_none() -> None:
             seen = looks[0]
             await asyncio.sleep(5)
             assert looks[0] == seen
+
+    run(scenario())
+
+
+def test_the_last_decisions_are_kept_while_somebody_looks(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        gate = GatedAnswer()
+        log = tmp_path / "decisions"
+        async with world(Backend(gate), slots=1, decision_log=str(log)) as w:
+            watcher = await watch(w)
+            await watcher.next()
+            assert watcher.state["decisions"] == []
+            asked = [await w.start_request(x_request_id="first")]
+            await apart()
+            asked.append(await w.start_request(x_request_id="<b>", x_smg_priority="bulk"))
+            await watcher.next()
+            told = [(each["id"], each["action"], each["priority_class"]) for each in watcher.state["decisions"]]
+            assert told == [("<b>", "queue", "bulk"), ("first", "admit", "default")]
+            gate.open.set()
+            for each in asked:
+                await each.read_response()
+            watcher._connection.disconnect()
+            assert w.gateway._dashboard.recent.is_watching
+            await asyncio.sleep(7)
+            assert not w.gateway._dashboard.recent.is_watching
+            assert (await w.request())[0] == 200
+        assert log.read_bytes().count(b'"action"') == 4  # Its log has all of them once.
 
     run(scenario())
 

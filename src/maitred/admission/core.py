@@ -48,11 +48,12 @@ from maitred.admission.terms.rules import make_accounts
 from maitred.admission.terms.tenants import TenantAccount
 from maitred.admission.terms.ticket import SLOT_HOLDING_STATES, Ticket, TicketEvent, TicketState, TransitionError
 from maitred.core.contracts import FleetLoad
-from maitred.core.decisions import Decision, DecisionLog, Recorder
+from maitred.core.decisions import Decision, DecisionLog, Input, Recorder
 from maitred.core.errors import InvariantError
 from maitred.core.request import PriorityClass, Request, RequestId
 from maitred.core.slo_classes import slo_class_of, slo_priority
 from maitred.core.steps import Steps
+from maitred.core.tapped_log import WatchedRecorder
 from maitred.core.units import Micros
 
 # Members of enums are slow to look up.
@@ -76,6 +77,8 @@ class Admission:
         ConfigError for an admission policy that is unknown."""
         self._agenda = Agenda()
         self._recorder: Recorder | None = None
+        self._own_recorder: Recorder | None = None
+        """That of its log, also while somebody watches."""
         if log is None:
             self._pools = PoolDirectory(load_probe, self._agenda)
         else:
@@ -83,6 +86,7 @@ class Admission:
             self._pools = PoolDirectory(self.looks, self._agenda)
             changes = HeadroomWatch(self._pools.headroom).changes
             self._recorder = Recorder(log, inputs.ROOM_NAME, inputs.Open(now, config, dict(pools)), changes)
+            self._own_recorder = self._recorder
         # Every input looks these up. The directory changes both dicts in place, so the references stay valid.
         self._pool_of_model, self._counters_of_model = self._pools.by_model, self._pools.counters
         self._tickets = self._agenda.tickets
@@ -98,6 +102,11 @@ class Admission:
         for model, capacity in pools.items():
             _check_capacity(capacity)
             self._resize(model, capacity)
+
+    def watch(self, watch: Callable[[Input, Sequence[Decision]], object] | None) -> None:
+        """Tell `watch` each input from now on that raises nothing, with what was decided; None: nobody any more. Loads that are
+        read are in the log alone."""
+        self._recorder = self._own_recorder if watch is None else WatchedRecorder(self._own_recorder, watch)
 
     def make_ticket(self, request: Request, cost: int, pool: str | None = None) -> Ticket:
         """Return the ticket of a request, for `submit`. `cost` is in tokens: of the prompt, and of the answer if known. `pool`

@@ -5,12 +5,12 @@ Cores have one log, and with it they make a struct of each input. Who follows in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
 
-from maitred.core.decisions import DecisionLog, Input
+from maitred.core.decisions import DecisionLog, Input, Recorder
 
 
 class Told:
@@ -54,3 +54,16 @@ class TappedLog(DecisionLog):
 
 def _drop(line: bytes) -> None:
     """Write nothing."""
+
+
+class WatchedRecorder(Recorder):
+    """A recorder beside which somebody watches, for a while; or who watches a core that has none."""
+
+    def __init__(self, recorder: Recorder | None, watch: Callable[[Input, Sequence[Any]], object]) -> None:
+        """`watch` gets each input that was taken and raised nothing, with what was decided."""
+        self._recorder, self._watch = recorder, watch
+
+    def record(self, given: Input, take: Callable[[], Sequence[Any]]) -> Sequence[Any]:
+        decisions = take() if self._recorder is None else self._recorder.record(given, take)
+        self._watch(given, decisions)
+        return decisions

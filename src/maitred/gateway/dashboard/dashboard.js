@@ -10,8 +10,9 @@ const engines = new Section("engines", "Engines");
 const programs = new Section("programs", "Programs");
 const tenants = new Section("tenants", "Tenants");
 const cluster = new Section("gateways", "Gateways");
+const decisions = new Section("decisions", "Decisions", "The last ones of admission, the newest of each kind.");
 const shadow = new Section("shadow", "Shadow");
-const sections = [slots, queues, latency, engines, programs, tenants, shadow, cluster];
+const sections = [slots, queues, latency, decisions, engines, programs, tenants, shadow, cluster];
 
 const left = (text) => ({ text, className: "words" });
 const queueRows = new Rows("By class", ["class", "waiting", "room", "longest wait", "median wait", "admitted", "promoted", "preempted", "refused"], "No class has had a request.");
@@ -19,6 +20,7 @@ const oldestRows = new Rows("Longest waits", ["request", "class", "tenant", "mod
 const engineRows = new Rows("Engines", ["engine", left("state"), "in flight", "slots", "running", "waiting", "KV", left("slots, why"), left("models")], "No engine is known.");
 const programRows = new Rows("Programs", ["program", "tenant", left("state"), "tokens", "requests", left("engine"), "class"], "No program has an id.");
 const tenantRows = new Rows("Tenants", ["tenant", "in flight", "waiting"], "No tenant has a request here.");
+const decisionRows = new Rows("Last decisions", ["request", left("decided"), left("why"), "class", "tenant", left("beside"), "ago"], "Nothing was decided since this page looks.");
 const kindRows = new Rows("Disagreements", ["the shadow would", "times"], "");
 const exampleRows = new Rows("Latest", ["request", left("kind"), left("in force"), left("in the shadow"), "tenant", "model", "ago"], "They have agreed so far.");
 const gatewayRows = new Rows("Gateways", ["gateway", left("link"), "in flight", "waiting", "heard"], "No gateway is connected.");
@@ -124,6 +126,14 @@ function showTenants(live) {
   tenantRows.show(all.map(([name, each]) => [name, [{ text: name, className: "wide" }, whole.format(each.in_flight), whole.format(each.waiting)]]));
 }
 
+function showDecisions(live) {
+  const all = live.decisions ?? [];
+  decisionRows.show(all.map((each) => [`${each.at} ${each.id} ${each.action} ${each.reason}`, [
+    { text: each.id, id: each.id }, { text: words(each.action), className: each.action === "reject" || each.action === "preempt" ? "bad words" : "words" },
+    { text: words(each.reason), className: "words" }, each.priority_class, each.tenant, { text: each.other, className: "words wide" }, age(each.at),
+  ]]));
+}
+
 const WOULD = { admit: "admit", queue: "let wait", refuse: "refuse", victim: "choose other victims", instance: "send elsewhere", pause: "pause other programs" };
 
 function showShadow(live) {
@@ -168,6 +178,7 @@ function show(live, options) {
   showEngines(live);
   showPrograms(live);
   showTenants(live);
+  showDecisions(live);
   showShadow(live);
   showCluster(live);
   showNavigation();
@@ -237,6 +248,7 @@ latency.body.append(element("div", { className: "charts" }, ...charts.map((chart
 engines.body.append(engineRows.node);
 programs.body.append(programRows.node);
 tenants.body.append(tenantRows.node);
+decisions.body.append(decisionRows.node);
 shadow.body.append(kindRows.node, exampleRows.node);
 cluster.body.append(gatewayRows.node);
 byId("main").append(tiles.node, ...sections.map((each) => each.node));

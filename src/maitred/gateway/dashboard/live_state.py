@@ -15,6 +15,7 @@ import msgspec
 from maitred.core.steps import Steps, in_batches
 from maitred.core.units import Micros, to_seconds
 from maitred.gateway.dashboard.latency_window import LatencyPoint, LatencyWindow
+from maitred.gateway.dashboard.recent_decisions import RecentDecision, RecentDecisions
 from maitred.gateway.observe.program_views import ProgramCounts, ProgramView, ProgramViews
 from maitred.gateway.observe.shadow import ShadowFollower, ShadowState
 from maitred.gateway.observe.state import BackendState, GatewayCounters, GatewayState
@@ -71,6 +72,8 @@ class LiveState(msgspec.Struct, frozen=True, kw_only=True):
     """Null if requests are routed one by one."""
     ttft: dict[str, dict[str, LatencyPoint]]
     """By class, and the second (as `at`) at which an interval of ten seconds ended."""
+    decisions: list[RecentDecision]
+    """The last ones of admission since somebody looks, the newest first."""
     shadow: ShadowState | None = None
     """Null if there is none."""
 
@@ -86,10 +89,12 @@ class LiveViews:
         window: LatencyWindow,
         programs: ProgramViews | None,
         now: Callable[[], Micros],
+        recent: RecentDecisions,
         shadow: ShadowFollower | None = None,
     ) -> None:
         self._snapshots, self._admission, self._counters = snapshots, admission, counters
-        self._window, self._programs, self._now, self._shadow = window, programs, now, shadow
+        self._window, self._programs, self._now = window, programs, now
+        self._recent, self._shadow = recent, shadow
 
     def take(self) -> Steps[LiveState]:
         """Return in steps what there is to show. O(requests that are here)."""
@@ -107,6 +112,7 @@ class LiveViews:
             queues=queues,
             programs=programs,
             ttft=self._window.points(),
+            decisions=self._recent.look(),
             shadow=None if self._shadow is None else self._shadow.state(_EXAMPLES_SHOWN),
         )
 

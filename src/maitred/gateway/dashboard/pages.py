@@ -14,6 +14,7 @@ from maitred.gateway.dashboard.document import dashboard_document
 from maitred.gateway.dashboard.latency_window import INTERVAL, LatencyWindow
 from maitred.gateway.dashboard.live_feed import LiveFeed
 from maitred.gateway.dashboard.live_state import LiveViews
+from maitred.gateway.dashboard.recent_decisions import RecentDecisions
 from maitred.gateway.observe.program_views import ProgramViews
 from maitred.gateway.observe.request_metrics import RequestMetrics
 from maitred.gateway.observe.shadow import ShadowFollower
@@ -47,7 +48,8 @@ class Dashboard:
     ) -> None:
         self._clock, self._metrics, self._pages = clock, metrics, pages
         self._window = LatencyWindow(self._ttft_counts)
-        self._views = LiveViews(snapshots, admission, counters, self._window, programs, clock.now, shadow)
+        self.recent = RecentDecisions(admission, counters)
+        self._views = LiveViews(snapshots, admission, counters, self._window, programs, clock.now, self.recent, shadow)
         self.refresh: Callable[[], object] = _nothing
         """Called before the latencies are looked at: sums up what other processes have counted."""
         self.feed = LiveFeed(self._make, lambda: _is_draining(snapshots))
@@ -68,6 +70,7 @@ class Dashboard:
     async def close(self) -> None:
         """Stop."""
         await end_tasks(self._task)
+        self.recent.stop()
         await self.feed.close()
 
     async def _keep_latencies(self) -> None:
