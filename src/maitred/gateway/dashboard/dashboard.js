@@ -16,13 +16,13 @@ const sections = [slots, queues, latency, decisions, engines, programs, tenants,
 
 const left = (text) => ({ text, className: "words" });
 const queueRows = new Rows("By class", ["class", "waiting", "room", "longest wait", "median wait", "admitted", "promoted", "preempted", "refused"], "No class has had a request.");
-const oldestRows = new Rows("Longest waits", ["request", "class", "tenant", "model", "waits"], "Nothing waits.");
+const oldestRows = brief(new Rows("Longest waits", ["request", "class", "tenant", "model", "waits"], "Nothing waits."));
 const engineRows = new Rows("Engines", ["engine", left("state"), "in flight", "slots", "running", "waiting", "KV", left("slots, why"), left("models")], "No engine is known.");
 const programRows = new Rows("Programs", ["program", "tenant", left("state"), "tokens", "requests", left("engine"), "class"], "No program has an id.");
 const tenantRows = new Rows("Tenants", ["tenant", "in flight", "waiting"], "No tenant has a request here.");
-const decisionRows = new Rows("Last decisions", ["request", left("decided"), left("why"), "class", "tenant", left("beside"), "ago"], "Nothing was decided since this page looks.");
+const decisionRows = brief(new Rows("Last decisions", ["request", left("decided"), left("why"), "class", "tenant", left("beside"), "ago"], "Nothing was decided since this page looks."));
 const kindRows = new Rows("Disagreements", ["the shadow would", "times"], "");
-const exampleRows = new Rows("Latest", ["request", left("kind"), left("in force"), left("in the shadow"), "tenant", "model", "ago"], "They have agreed so far.");
+const exampleRows = brief(new Rows("Latest", ["request", left("kind"), left("in force"), left("in the shadow"), "tenant", "model", "ago"], "They have agreed so far."));
 const gatewayRows = new Rows("Gateways", ["gateway", left("link"), "in flight", "waiting", "heard"], "No gateway is connected.");
 const pools = element("div", { className: "pools" }), poolNote = element("p", { className: "empty", hidden: true });
 const seats = new Map();

@@ -100,6 +100,12 @@ function fill(node, cell) {
   } else setText(node, `${text ?? ""}`);
 }
 
+/** Mark a table of examples: on a phone its first rows are enough. */
+function brief(rows) {
+  rows.node.className = "brief";
+  return rows;
+}
+
 /** What is true now, in tiles. */
 class Tiles {
   constructor() {
