@@ -9,6 +9,7 @@ configuration if the next one is invalid, and may start with a part of the first
     sources.py        ConfigSources: the way of a key from file, environment or flag to its struct
     merged.py         the sources merged key by key, and which source a key is from
     root.py           all sections, the keys of each as users see them, and whether reservations fit the known slots
+    shadow_file.py    the file of a shadow: rules that decide beside those in force
     policy_bundle.py  a policy bundle of BLIS, as keys of maitred
 """
 

@@ -5,6 +5,7 @@ backend_endpoints.py   the calls by which scripts add and take away backends
 page_bodies.py         the bodies of such calls
 program_endpoints.py   those about programs
 program_pages.py       what shows programs, put together
+shadow_endpoint.py     where a shadow would have decided otherwise
 reload.py              the configuration, read again in service
 bounded_thread.py      reading files that may hang
 port_certificates.py   TLS of each port

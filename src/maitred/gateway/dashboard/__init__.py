@@ -2,6 +2,7 @@
 
     document        the page: one document with its style and script, that loads nothing, under a strict policy
     live_state      what it shows of the gateway, made in steps and bounded
+    recent_decisions  the last decisions, while somebody looks
     latency_window  TTFT by class over the last ten minutes
     changes         what differs between two such states (RFC 7396)
     live_feed       the stream: one look in a second for all who watch, and none while nobody does

@@ -20,6 +20,7 @@ program_views.py      programs as pages show them
 program_metrics.py    the metrics of programs
 program_profiles.py   averages of the requests of programs
 shared_page.py        a page that is made in steps, once for all who ask
+shadow.py             what lets a shadow decide beside, and tells what has come of it
 loop_lag.py           how late the event loop is
 descriptor_watch.py   whether there are file descriptors left
 """
