@@ -100,7 +100,7 @@ GatewayExited, TimeoutError."""
 async def in_own_process(arguments: Sequence[str], key: str | None) -> AsyncIterator[Gateway]:
     """Start `maitred serve` as its users do. Takes a processor for most of a second."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "maitred", "serve", "--port", "0", *arguments),
+        *(sys.executable, "-m", "maitred", "serve", "--port", "0", "--settle-secs", "0", *arguments),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
