@@ -18,6 +18,7 @@ import pytest
 
 from maitred.scheduler.link import gateway_request
 from maitred.scheduler.link.door import Door
+from maitred.scheduler.link.events import Preempted
 from maitred.scheduler.link.gateway_end import GatewayEnd
 from maitred.scheduler.link.gateway_request import GatewayRequest, RequestEvent
 from maitred.scheduler.link.gateway_request import GatewayRequestState as State
@@ -28,6 +29,7 @@ from maitred.scheduler.link.scheduler_end import SchedulerEnd
 from maitred.scheduler.link.unaccounted import Unaccounted
 from maitred.scheduler.sharing.elections.elector import Elector
 from maitred.scheduler.sharing.elections.redis_election import RedisElection
+from maitred.scheduler.sharing.link_client import LinkClient
 from maitred.testing.world.cluster.simulation import play_cluster
 from maitred.testing.world.cluster.swarm import draw_cluster
 
@@ -56,6 +58,28 @@ def _transition(state: State, event: RequestEvent, following: State) -> Patch:
     return lambda patches: patches.setitem(gateway_request.TRANSITIONS, (state, event), following)
 
 
+def _ends_streams(lost: Any) -> Any:
+    def mutant(self: Any, transport: Any) -> None:
+        lost(self, transport)
+        for request in [*self.end.requests]:
+            if request.state is State.STREAMING:
+                self.on_event(Preempted(request.number))
+
+    return mutant
+
+
+def _forgets_waiting(say_hello: Any) -> Any:
+    class Catching:
+        def __init__(self, channel: Any) -> None:
+            self._channel = channel
+
+        def say(self, hello: Any) -> None:
+            named = [live for live in hello.requests if live.standing is not Standing.WAITING]
+            self._channel.say(msgspec.structs.replace(hello, requests=named))
+
+    return lambda self, channel, now: say_hello(self, Catching(channel), now)
+
+
 def _returns(value: object) -> Callable[[Any], Any]:
     return lambda method: lambda self, *given, **named: value
 
@@ -66,6 +90,15 @@ def _counts_from_reception(take: Any) -> Any:
         if isinstance(message, BeatAnswer) and self.lease_until is not None:
             self.lease_until = now + self._lease
         return events
+
+    return mutant
+
+
+def _counts_from_any_message(take: Any) -> Any:
+    def mutant(self: Any, message: Any, now: int) -> Any:
+        if self.lease_until is not None:
+            self.lease_until = now + self._lease
+        return take(self, message, now)
 
     return mutant
 
@@ -136,6 +169,7 @@ def _has_no_age(introduce: Any) -> Any:
 
 def _ignores_the_floor(campaign: Any) -> Any:
     async def mutant(self: Any, candidate: Any, floor: int) -> Any:
+        self._highest_epoch = 0
         return await campaign(self, candidate, 0)
 
     return mutant
@@ -172,12 +206,18 @@ MUTANTS: Final[dict[str, Patch]] = {
     "a lease counts from reception": _all(
         _wrap(GatewayEnd, "_take", _counts_from_reception), _wrap(GatewayEnd, "feed", _looks_at_the_clock_afterwards)
     ),
+    "a push prolongs a lease": _all(
+        _wrap(GatewayEnd, "_take", _counts_from_any_message), _wrap(GatewayEnd, "feed", _looks_at_the_clock_afterwards)
+    ),
     "a leader's lease counts for ever": _all(
         _wrap(SchedulerEnd, "lead", _leads_for_ever), _wrap(SchedulerEnd, "renew", _does_nothing)
     ),
     "slots of a gateway that is gone are free at once": _wrap(LinkedAdmission, "abandon", _frees_at_once),
     "slots of a gateway that is gone are lost": _wrap(Unaccounted, "orphans", _returns([])),
     "a reading is trusted before the lease is over": _wrap(Unaccounted, "on_reading", _trusts_any_reading),
+    "a hello forgets who waits": _wrap(GatewayEnd, "_say_hello", _forgets_waiting),
+    "streams end with their link": _wrap(LinkClient, "lost", _ends_streams),
+    "all are taken to be at an engine": _wrap(Unaccounted, "_was_there", _returns(True)),
     "a hello forgets streams": _wrap(GatewayEnd, "_say_hello", _forgets_streams),
     "nothing is learned": _wrap(Learning, "is_over", _returns(True)),
     "named gateways are not waited for": _wrap(SchedulerEnd, "lead", _learns_no_gateways),
@@ -194,10 +234,15 @@ MUTANTS: Final[dict[str, Patch]] = {
 
 
 FOUND_BY: Final[dict[str, int]] = {
-    "slots of a gateway that is gone are free at once": 132,
-    "slots of a gateway that is gone are lost": 1,
-    "a hello forgets streams": 132,
-    "a release is lost": 132,
+    "an old epoch grants": 17,
+    "a leader's lease counts for ever": 17,
+    "a push prolongs a lease": 50,
+    "slots of a gateway that is gone are free at once": 2,
+    "a reading is trusted before the lease is over": 1,
+    "a hello forgets streams": 3,
+    "nothing is learned": 3,
+    "named gateways are not waited for": 3,
+    "requests have no age": 1,
 }
 """A seed of the swarm that finds each in at most about 10,000 events. Faults that are not named here need a search."""
 

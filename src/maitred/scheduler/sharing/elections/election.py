@@ -55,6 +55,10 @@ class Election(Protocol):
     names_gateways: bool
     """Whether it keeps which gateways may hold slots, for the leader after this one."""
 
+    vacant_in: Micros | None = None
+    """After what time the lease of the leader that was found last is over unless it is renewed, µs, or None if that is not
+    known: there is no use in asking before, and every ms after it is one without a leader."""
+
     async def campaign(self, candidate: Candidate, floor: int) -> Term | None:
         """Return a term, under an epoch above `floor`, or None if another scheduler leads."""
         ...

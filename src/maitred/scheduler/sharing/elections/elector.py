@@ -1,6 +1,6 @@
 """Elector: takes part in an election for one scheduler.
 
-    standing by    campaigns four times in a lease
+    standing by    campaigns four times in a lease, and as soon as that of the leader is over, if it is not renewed
     leading        renews as often; the scheduler's own lease counts from the sending of each renewal that was answered
     not answered   goes on until that lease is over, and then grants nothing (`SchedulerEnd.is_leading`)
     lost           steps down at once, and stands by
@@ -17,7 +17,7 @@ import logging
 from collections.abc import Collection
 from typing import Final, Protocol
 
-from maitred.core.units import SECOND, Micros, to_seconds
+from maitred.core.units import MILLISECOND, SECOND, Micros, to_seconds
 from maitred.scheduler.link.gateway_books import GatewayId
 from maitred.scheduler.sharing.elections.election import Candidate, Election, ElectionError, Term
 from maitred.wire.clock import Clock
@@ -25,6 +25,8 @@ from maitred.wire.clock import Clock
 log = logging.getLogger("maitred.gateway")
 _PERIOD: Final[Micros] = SECOND
 """The time between two looks at an election without a lease."""
+_MARGIN: Final[Micros] = 5 * MILLISECOND
+"""How long after the end of a lease a store certainly has no leader any more, µs: it counts in milliseconds."""
 _FOREVER: Final[Micros] = 1 << 62
 
 
@@ -99,10 +101,17 @@ class Elector:
     async def _run(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(to_seconds(self._period)):
+                async with asyncio.timeout(to_seconds(self._next_in())):
                     await self._is_wanted.wait()
             self._is_wanted.clear()
             await self._take_part()
+
+    def _next_in(self) -> Micros:
+        """Return when to ask the election next, µs from now."""
+        vacant_in = self._election.vacant_in
+        if self._term is not None or vacant_in is None:
+            return self._period
+        return min(self._period, vacant_in + _MARGIN)
 
     async def _take_part(self) -> None:
         try:

@@ -7,9 +7,9 @@
 NAME is in braces, so a cluster keeps all three in one place, and each script runs where they are. Scripts are sent whole: a
 proxy or a server that has been started anew may not know them by their hash. Every call has a time limit.
 
-What a replica did not have yet when it took over is lost. So a leader that is not found is none, and one that loses the
-record at its next renewal steps down; the one after it learns for a lease, if the gateways are not there, which is longer than
-the time between two renewals.
+What a replica did not have yet when it took over is lost. So a candidate remembers the highest epoch that it has found, a
+leader that is not found is none, and one that loses the record at its next renewal steps down; the one after it learns for a
+lease, if the gateways are not there, which is longer than the time between two renewals.
 """
 
 from __future__ import annotations
@@ -19,19 +19,22 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from maitred.core.units import Micros
+from maitred.core.units import MILLISECOND, Micros
 from maitred.scheduler.link.gateway_books import UNKNOWN_GATEWAY, GatewayId
 from maitred.scheduler.redis_clients import words_of
 from maitred.scheduler.sharing.elections.election import Candidate, Election, ElectionError, Term
 
 T = TypeVar("T")
 CAMPAIGN: Final = """
-if redis.call('EXISTS', KEYS[1]) == 1 then return {0, ''} end
-local epoch = math.max(tonumber(redis.call('GET', KEYS[2]) or '0'), tonumber(ARGV[3])) + 1
+local epoch = math.max(tonumber(redis.call('GET', KEYS[2]) or '0'), tonumber(ARGV[3]))
+local left = redis.call('PTTL', KEYS[1])
+if left ~= -2 then return {0, '', epoch, left} end
+epoch = epoch + 1
 redis.call('SET', KEYS[2], string.format('%d', epoch))
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-return {epoch, redis.call('GET', KEYS[3]) or ''}
+return {epoch, redis.call('GET', KEYS[3]) or '', epoch, 0}
 """
+"""-2 is how `PTTL` says that there is no such key."""
 RENEW: Final = """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
@@ -63,11 +66,16 @@ class RedisElection(Election):
         self._leader, self._epoch, self._gateways = (f"{{{name}}}:{key}" for key in ("leader", "epoch", "gateways"))
         self._ttl = max(1, lease // 1000)
         self._record = b""
+        self._highest_epoch = 0
+        """The highest epoch that was found here."""
 
     async def campaign(self, candidate: Candidate, floor: int) -> Term | None:
         self._record = msgspec.json.encode(_Leader(candidate, self._draw_boot()))
+        self.vacant_in, floor = None, max(floor, self._highest_epoch)
         keys, values = (self._leader, self._epoch, self._gateways), (self._record, self._ttl, floor)
-        epoch, gateways = await self._ask(self._client.eval(CAMPAIGN, len(keys), *keys, *values))
+        epoch, gateways, highest, left = await self._ask(self._client.eval(CAMPAIGN, len(keys), *keys, *values))
+        self._highest_epoch = int(highest)
+        self.vacant_in = None if left < 0 else int(left) * MILLISECOND
         if not epoch:
             return None
         return Term(int(epoch), _named_in(gateways))

@@ -11,6 +11,7 @@ from random import Random
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from maitred.testing.world.chaos import COMMON_FAULTS, Harm, change_rules, to_its_end
+from maitred.testing.world.cluster.aimed import AIMED_FAULTS
 from maitred.testing.world.cluster.link_watch import is_of_link
 from maitred.testing.world.cluster.store import STORE
 
@@ -198,6 +199,7 @@ FAULTS: Final[dict[str, tuple[Harm[ClusterStage], float]]] = {
     "slow store": (_slow_store, 10.0),
     "lossy store": (_lossy_store, 10.0),
     "reload": (_reload, 5.0),
+    **AIMED_FAULTS,
 }
 OF_ENGINES: Final = frozenset(("reset", "cut", "silence", "die at byte", "hang", "fail", "stall health", "crash"))
 """Faults of engines, and of connections to them among others."""

@@ -1,7 +1,8 @@
 """What must hold of gateways and schedulers: after each turn of the loop, when all is mended, and at the end.
 
-`held` is the truth that no scheduler knows: of each gateway that lives, paused or cut off, what holds a slot by its own
-books; and of each that was killed, what engines still run for it.
+`held` is the truth that no scheduler knows: of each gateway that has a lease, paused or cut off as it may be, what holds a slot
+by its own books; of each that has none, or was killed, what engines still run for it (an answer that it has not read holds
+nothing).
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from maitred.core.units import SECOND, Micros
 from maitred.scheduler.link.gateway_request import GatewayRequestState
 from maitred.testing.world.clients import Fate, Sent
 from maitred.testing.world.cluster.faults import of_engines
+from maitred.testing.world.cluster.processes import LinkedProcess
 from maitred.testing.world.invariants import check_left_over, check_replay, check_requests, lives_of
 
 if TYPE_CHECKING:
     from maitred.scheduler.interface import SchedulerHost
-    from maitred.testing.world.cluster.processes import LinkedProcess
     from maitred.testing.world.cluster.stage import ClusterStage
     from maitred.testing.world.engines import Engine, Run
 
@@ -34,10 +35,24 @@ def num_held(stage: ClusterStage) -> int:
     by_gateways = sum(
         request.state is not GatewayRequestState.WAITING
         for process in stage.gateways
-        if process.lives and process.lives[-1].ended_at is None and hasattr(process, "gateway")
+        if _has_lease(process)
         for request in process.gateway.scheduler.link.end.requests
     )
-    return by_gateways + sum(_is_of_dead(stage, run) for engine in stage.engines for run in unended(engine))
+    return by_gateways + sum(_has_no_lease(stage, run) for engine in stage.engines for run in unended(engine))
+
+
+def _has_lease(process: LinkedProcess) -> bool:
+    """Return whether a gateway lives that may start requests, paused or cut off as it may be."""
+    if not process.lives or process.lives[-1].ended_at is not None or not hasattr(process, "gateway"):
+        return False
+    until = process.gateway.scheduler.link.end.lease_until
+    return until is not None and process.machine.clock.now() < until
+
+
+def _has_no_lease(stage: ClusterStage, run: Run) -> bool:
+    """Return whether the gateway of a request at an engine has been killed, or may start no other one."""
+    process = None if run.connection is None else stage.process_at(run.connection.source[0])
+    return isinstance(process, LinkedProcess) and (_is_of_dead(stage, run) or not _has_lease(process))
 
 
 def num_at_engines(stage: ClusterStage) -> int:

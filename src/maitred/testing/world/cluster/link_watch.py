@@ -1,6 +1,6 @@
 """LinkWatch: what is said on all links, read where it is sent, and what must hold of it.
 
-epochs     no scheduler grants after one of a later epoch has
+epochs     no scheduler grants after one of a later epoch has, nor under the epoch of another
 attempts   each attempt of a request is granted once
 order      a request that waits is not overtaken by a younger one of its class and tenant at the same scheduler, by more than
            the links may delay
@@ -8,6 +8,7 @@ order      a request that waits is not overtaken by a younger one of its class a
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -68,9 +69,19 @@ class LinkWatch:
         """The highest epoch that has granted."""
         self._loop, self._schedulers, self._say = loop, schedulers, say
         self._wires: dict[int, _Wire] = {}
+        self._awaited: dict[type, list[asyncio.Future[str]]] = {}
+        """What waits for messages of each kind."""
+        self._leaders: dict[int, str] = {}
+        """The scheduler that has granted under each epoch."""
         self._granted: set[tuple[GatewayId, int, int]] = set()
         self._asked: dict[tuple[GatewayId, int], _Asked] = {}
         self._decode = msgspec.msgpack.Decoder(list[AnyMessage]).decode
+
+    async def next_sent(self, kind: type) -> str:
+        """Wait until a message of this kind is sent, and return the address of the gateway that sends it, or that it is for."""
+        sent: asyncio.Future[str] = self._loop.create_future()
+        self._awaited.setdefault(kind, []).append(sent)
+        return await sent
 
     def on_sent(self, connection: Connection, is_forth: bool, data: bytes) -> None:
         """Read what one end of a connection sends."""
@@ -83,6 +94,9 @@ class LinkWatch:
         while len(unread) >= 4 and len(unread) >= (end := 4 + int.from_bytes(unread[:4], "big")):
             for message in self._decode(unread[4:end]):
                 self._take(wire, connection.target[0], message)
+                for sent in self._awaited.pop(type(message), ()):
+                    if not sent.done():
+                        sent.set_result(connection.source[0])
             del unread[:end]
 
     def _take(self, wire: _Wire, scheduler: str, message: AnyMessage) -> None:
@@ -118,6 +132,8 @@ class LinkWatch:
         if grant.epoch < self.highest_epoch:
             say(f"{scheduler} grants under epoch {grant.epoch}, and epoch {self.highest_epoch} has granted")
         self.highest_epoch = max(self.highest_epoch, grant.epoch)
+        if (leader := self._leaders.setdefault(grant.epoch, scheduler)) != scheduler:
+            say(f"{scheduler} grants under epoch {grant.epoch}, and so does {leader}")
         if attempt in self._granted:
             say(f"attempt {grant.attempt} of request {grant.request} of {gateway} is granted twice")
         self._granted.add(attempt)

@@ -85,6 +85,11 @@ class Store:
         value, until = self._values.get(key, (None, None))
         return value if until is None or self.loop.micros < until else None
 
+    def ttl(self, key: str) -> Micros:
+        """Return after what time a value is gone that is there, µs; -1,000 if it stays."""
+        until = self._values[key][1]
+        return -1_000 if until is None else until - self.loop.micros
+
     def set(self, key: str, value: bytes, ttl: Micros | None = None) -> None:
         """Set a value, which is gone after `ttl` (µs)."""
         self._values[key] = value, None if ttl is None else self.loop.micros + ttl
@@ -97,12 +102,13 @@ class Store:
 def _campaign(store: Store, keys: Sequence[str], values: Sequence[bytes]) -> Answer:
     leader, epoch_key, gateways = keys
     record, ttl, floor = values
+    epoch = max(int(store.get(epoch_key) or 0), int(floor))
     if store.get(leader) is not None:
-        return [0, b""]
-    epoch = max(int(store.get(epoch_key) or 0), int(floor)) + 1
+        return [0, b"", epoch, store.ttl(leader) // 1_000]
+    epoch += 1
     store.set(epoch_key, b"%d" % epoch)
     store.set(leader, record, int(ttl) * 1_000)
-    return [epoch, store.get(gateways) or b""]
+    return [epoch, store.get(gateways) or b"", epoch, 0]
 
 
 def _renew(store: Store, keys: Sequence[str], values: Sequence[bytes]) -> Answer:

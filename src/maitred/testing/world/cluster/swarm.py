@@ -6,6 +6,7 @@ from random import Random
 from typing import Final
 
 from maitred.testing.world.behaviours import ClientPlan
+from maitred.testing.world.cluster.aimed import AIMED_FAULTS
 from maitred.testing.world.cluster.faults import FAULTS, OF_ENGINES
 from maitred.testing.world.cluster.scenario import ClusterScenario
 from maitred.testing.world.swarm import draw_link
@@ -13,9 +14,8 @@ from maitred.testing.world.swarm import draw_link
 _KINDS: Final = ("stream", "stream", "polite", "polite", "sdk", "fickle", "pipeline")
 """Kinds of clients beside floods; some come more often."""
 _COMMON_FAULTS: Final = (
-    *("reset link", "reset link", "cut link", "cut link", "pause gateway", "pause gateway", "gateway loses power"),
-    "gateway loses power",
-    *("pause scheduler", "kill scheduler", "cut from store"),
+    *("reset link", "cut link", "pause gateway", "gateway loses power", "pause scheduler", "kill scheduler", "cut from store"),
+    *(*AIMED_FAULTS, *AIMED_FAULTS),
 )
 """Kinds of faults that come more often: those of which a slot may be used twice."""
 _CLASSES: Final = ("interactive", "default", "bulk", "bulk")
@@ -28,46 +28,50 @@ def draw_cluster(seed: int) -> ClusterScenario:
     slots = random.choice(("configured", "configured", "reported", "reported", "learned"))
     return ClusterScenario(
         seed=seed,
-        num_gateways=random.choice((2, 2, 3)),
-        num_schedulers=random.choice((1, 2, 2)),
+        num_gateways=random.choice((2, 3, 3)),
+        num_schedulers=random.choice((1, 2, 2, 2)),
         finds_by_store=random.random() < 0.5,
         degraded=random.choice(("wait", "wait", "closed")),
         degraded_after_secs=random.choice((2.0, 10.0)),
         clients=_draw_clients(random),
         num_engines=num_engines,
-        engine_limits=tuple(random.choice((2, 3, 4)) for _ in range(num_engines)),
-        step_ms=random.choice((20.0, 50.0, 100.0)),
+        engine_limits=tuple(random.choice((2, 3, 4, 8)) for _ in range(num_engines)),
+        step_ms=random.choice((50.0, 100.0, 200.0)),
         hides_slots=slots == "learned",
-        slots_per_backend=random.choice((2, 3, 4)) if slots == "configured" else None,
+        slots_per_backend=random.choice((2, 4, 6)) if slots == "configured" else None,
         retries_per_sec=random.choice((10.0, 0.1)),
         reserved_floor=random.choice((None, None, 1)),
-        tenant_slots=random.choice((None, None, 2)),
-        queue_secs=random.choice((5.0, 10.0)),
+        tenant_slots=random.choice((None, None, None, 2)),
+        queue_secs=random.choice((5.0, 10.0, 20.0)),
         policy=random.choice(("least-loaded", "power-of-two", "round-robin")),
         poll_secs=random.choice((1.0, 5.0)),
         keepalive_secs=random.choice((0.0, 0.0, 1.0)),
         faults=_draw_faults(random),
-        fault_secs=15.0,
+        fault_secs=20.0,
         fault_pace=random.choice((1.0, 2.0, 3.0)),
-        link=draw_link(random, random.choice((200, 200, 2_000, 10_000))),
+        link=draw_link(random, random.choice((200, 2_000, 10_000, 10_000))),
     )
 
 
 def _draw_clients(random: Random) -> tuple[ClientPlan, ...]:
-    """Return clients of which some always wait for slots: floods of bulk, and chats that may take slots from them."""
-    floods = [_draw_client(random, "flood", "bulk", random.choice((6, 10))) for _ in range(random.randint(2, 4))]
-    chats = [_draw_client(random, random.choice(_KINDS), "interactive", 12) for _ in range(random.randint(1, 3))]
-    others = [_draw_client(random, random.choice(_KINDS), random.choice(_CLASSES), 6) for _ in range(random.randint(1, 4))]
-    return (*floods, *chats, *others)
+    """Return clients that want more slots than there are, all the time: streams that hold some for long, so that they do when
+    a leader or a gateway is lost; a crowd that always waits, with short answers, so that slots come back often; floods; chats
+    that may take slots from these."""
+    streams = [_draw_client(random, "stream", "bulk", 3, 100) for _ in range(random.randint(2, 4))]
+    crowd = [_draw_client(random, "polite", "bulk", 10, 10) for _ in range(random.randint(4, 8))]
+    floods = [_draw_client(random, "flood", "bulk", random.choice((6, 10)), 10) for _ in range(random.randint(0, 2))]
+    chats = [_draw_client(random, random.choice(_KINDS), "interactive", 12, 10) for _ in range(random.randint(1, 3))]
+    others = [_draw_client(random, random.choice(_KINDS), random.choice(_CLASSES), 6, 40) for _ in range(random.randint(1, 3))]
+    return (*streams, *crowd, *floods, *chats, *others)
 
 
-def _draw_client(random: Random, kind: str, priority: str, num_requests: int) -> ClientPlan:
+def _draw_client(random: Random, kind: str, priority: str, num_requests: int, max_tokens: int) -> ClientPlan:
     return ClientPlan(
         kind=kind,
         num_requests=num_requests,
         priority=priority,
-        tenant=random.choice(("acme", "beta")),
-        max_tokens=random.choice((5, 20, 60) if kind == "flood" else (20, 60, 200)),
+        tenant=random.choice(("acme", "acme", "beta")),
+        max_tokens=max_tokens,
         think_secs=random.choice((0.01, 0.1, 0.3)),
     )
 
