@@ -86,11 +86,11 @@ class Cluster:
         await connection.send_request(CHAT, body)
         return connection
 
-    async def page(self, path: str, at: int = 0) -> Any:
+    async def page(self, path: str, at: int = 0, method: str = "GET", body: object = b"") -> Any:
         host, port = self.urls[at].removeprefix("http://").split(":")
         connection = ClientConnection(*await asyncio.open_connection(host, int(port)))
         self._connections.append(connection)
-        await connection.send_request(path, b"", "GET")
+        await connection.send_request(path, body, method)
         return msgspec.json.decode((await connection.read_response())[2])
 
     async def until(self, true: Callable[[], object]) -> None:

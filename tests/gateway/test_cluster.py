@@ -143,6 +143,23 @@ def test_a_gateway_with_other_backends_is_told_which() -> None:
     run_on_sockets(scenario())
 
 
+def test_the_end_that_a_gateway_is_told_is_its_own_and_that_of_a_backend_the_scheduler_s() -> None:
+    async def scenario() -> None:
+        async with cluster(schedulers=1, gateways=1) as c:
+            await c.linked()
+            ended: list[str] = []
+            c.gateways[0].request_stop = lambda: ended.append("gateway")
+            c.schedulers[0].request_stop = lambda: ended.append("scheduler")
+            assert (await c.page("/admin/drain", method="POST"))["draining"] is True
+            assert ended == ["gateway"]
+            drained = await c.page("/admin/drain", method="POST", body={"backend": c.backend.url})
+            assert drained["backend"] == c.backend.url
+            assert c.schedulers[0].scheduler.fleet.backends[0].is_draining
+            assert ended == ["gateway"]
+
+    run_on_sockets(scenario())
+
+
 def test_of_several_schedulers_none_is_obeyed_that_has_no_election() -> None:
     async def scenario() -> None:
         async with cluster(None, 2) as c:

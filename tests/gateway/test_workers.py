@@ -8,7 +8,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -145,14 +145,24 @@ def peer_ports(process: int) -> set[int]:
 
 @contextlib.asynccontextmanager
 async def served(engine: Engine, folder: Path, *flags: str, status: int = 0) -> AsyncIterator[Served]:
-    """Run a gateway, which ends with `status`."""
+    """Run a gateway before an engine, which ends with `status`."""
     await engine.backend.start()
     (folder / "config.yaml").write_text(CONFIG)
     arguments = ("--config", str(folder / "config.yaml"), "--backend", engine.backend.url, "--workers", "3", *flags)
+    try:
+        async with started(folder, *arguments, status=status) as here:
+            yield here
+    finally:
+        await engine.backend.stop()
+
+
+@contextlib.asynccontextmanager
+async def started(folder: Path, *flags: str, status: int = 0, env: Mapping[str, str] | None = None) -> AsyncIterator[Served]:
+    """Run a gateway, which ends with `status`."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "maitred", "serve", "--port", "0", *arguments),
+        *(sys.executable, "-m", "maitred", "serve", "--port", "0", *flags),
         stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "TMPDIR": str(folder)},
+        env={**os.environ, "TMPDIR": str(folder), **(env or {})},
     )
     log: list[str] = []
 
@@ -172,7 +182,6 @@ async def served(engine: Engine, folder: Path, *flags: str, status: int = 0) -> 
             process.send_signal(signal.SIGTERM)
         assert await process.wait() == status, log
         await reading
-        await engine.backend.stop()
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers in /proc")

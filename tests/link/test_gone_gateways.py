@@ -52,6 +52,18 @@ def test_the_slots_of_a_dead_gateway_are_free_when_its_engine_shows_its_requests
     assert p.held() == {"b": 0}
 
 
+def test_a_gateway_of_which_its_parent_says_that_it_has_ended_need_not_be_waited_for() -> None:
+    p = Pair(1, gateways=("a", "b"))
+    p.submit("a", 0)
+    p.submit("b", 0)
+    p.end.note_end(("a", "another boot"), p.now)
+    assert p.held() == {"a": 1, "b": 0}
+    p.end.note_end(("a", "1"), p.now)  # before its connection is known to be gone
+    assert p.exchange() == ["a closed: closed by the peer: its process has ended"]
+    assert reading(p, 0, 1) == [], "the engine has not noticed yet"
+    assert reading(p, 0, 0) == ["b 0 granted 0"], "without that it would be after its lease"
+
+
 def test_a_gateway_that_is_back_tells_which_of_its_requests_was_gone() -> None:
     """By the count of the engine one of two orphans is gone, of two gateways. The one that ends now may be that one."""
     p = Pair(2, gateways=("a", "b", "c"))

@@ -133,9 +133,6 @@ def _serve(sources: ConfigSources, loaded: LoadedConfig, output: LogOutput) -> N
         return
     number = num_workers(loaded.config.gateway.workers)
     if number > 1:
-        if loaded.config.scheduler.addresses:
-            problem = "several workers have a scheduler of their own: the process that has started them"
-            raise ConfigError(problem, where="--scheduler", hint="start as many gateways, or leave out --workers")
         from maitred.cli.workers import serve_workers
 
         on_ready = partial(_announce, loaded.config.gateway, output)

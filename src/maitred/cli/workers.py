@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from maitred.config import LoadedConfig
     from maitred.gateway.admin.reload import GatewaySettings
     from maitred.gateway.observe.logs import LogOutput
+    from maitred.gateway.workers.parent import ParentGateway
 
 log = logging.getLogger("maitred.gateway")
 
@@ -35,7 +36,6 @@ def serve_workers(
     called with the URL of each port when all workers serve. Raises ConfigError if that is not possible, also for what several
     processes cannot do yet; then no file has been made or changed."""
     from maitred.files.undo import whole_or_nothing
-    from maitred.gateway.workers.parent import ParentGateway
     from maitred.gateway.workers.settings import WorkerFolder, check_body_shares
     from maitred.gateway.workers.supervisor import Supervisor, open_shared
     from maitred.wire.server import run_server
@@ -54,7 +54,8 @@ def serve_workers(
         folder = WorkerFolder(Path(path))
         with whole_or_nothing():
             machine = this_machine()
-            make = partial(ParentGateway, write_settings=folder.write_settings, machine=machine)
+            kind, module = _kind(loaded)
+            make = partial(kind, write_settings=folder.write_settings, machine=machine)
             parent = make_gateway(make, loaded, output, reload_shared)
             mode = parent.core.config.mode
             log.info("maitred %s starts: process %d, %d workers, admission %s", __version__, os.getpid(), number, mode)
@@ -68,4 +69,16 @@ def serve_workers(
             if hangup_came():  # before this command handled it
                 parent.request_reload()
 
-        run_server(Supervisor(parent, folder, ports, number).run(announce))
+        run_server(Supervisor(parent, folder, ports, number, module).run(announce))
+
+
+def _kind(loaded: LoadedConfig) -> tuple[Callable[..., ParentGateway], str]:
+    """Return what makes the parent, and the module that workers run: whether it schedules for them, or somebody else does."""
+    if loaded.config.scheduler.addresses:
+        from maitred.gateway.cluster.linked_workers import WORKER_PROCESS, LinkedParent
+
+        return LinkedParent, WORKER_PROCESS
+    from maitred.gateway.workers.parent import ParentGateway
+    from maitred.gateway.workers.supervisor import WORKER_PROCESS as SCHEDULED_PROCESS
+
+    return ParentGateway, SCHEDULED_PROCESS

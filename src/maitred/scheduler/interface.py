@@ -56,6 +56,7 @@ from maitred.scheduler.sharing.elections.election import Candidate, ElectedAddre
 from maitred.scheduler.sharing.elections.opening import open_election
 from maitred.scheduler.sharing.host import SchedulerHost
 from maitred.scheduler.sharing.hosted_scheduler import HostedScheduler
+from maitred.scheduler.sharing.link_client import LinkClient
 from maitred.scheduler.sharing.mode_times import ModeTimes
 from maitred.scheduler.sharing.own_host import OwnHost
 from maitred.scheduler.sharing.remote_scheduler import RemoteScheduler
@@ -89,6 +90,7 @@ __all__ = [
     "HostedScheduler",
     "KnownAddresses",
     "LinkAddress",
+    "LinkClient",
     "LinkNote",
     "LocalScheduler",
     "MemoryLease",

@@ -246,11 +246,15 @@ class AdminEndpoints:
         """Drain the backend that the body names; without a body, the gateway itself."""
         body = await read_page_body(exchange)
         if not body:
-            send_json(exchange, 202, self._drain_switch.begin())
+            self.drain_itself(exchange)
             return
         backend = self._named_backend(body)
         self._fleet.drain(backend)
         _send_draining(exchange, backend)
+
+    def drain_itself(self, exchange: Exchange) -> None:
+        """Begin the end of the gateway, and say so."""
+        send_json(exchange, 202, self._drain_switch.begin())
 
     async def _undrain(self, exchange: Exchange, viewer: Viewer) -> None:
         backend = self._named_backend(await read_page_body(exchange))

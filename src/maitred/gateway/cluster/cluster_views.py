@@ -8,6 +8,7 @@ from typing import Final
 
 from prometheus_client.core import Metric
 
+from maitred.core.histogram import Histogram
 from maitred.core.units import Micros, to_seconds
 from maitred.gateway.observe.metric_families import counter, gauge, histogram
 from maitred.gateway.observe.state import ClusterState, LinkedGatewayState
@@ -76,12 +77,22 @@ class GatewayView:
     def families(self) -> Iterator[Metric]:
         """Yield its metrics."""
         end = self._scheduler.link.end
-        yield from _mode_families(self._scheduler.unlinked.modes, GATEWAY_MODES, end.epoch, self._clock.now())
-        text = "Time from a beat to its answer."
-        yield histogram("maitred_link_latency_seconds", text, [], [([], end.answer_times)])
-        yield counter("maitred_link_grants", "Slots that the scheduler has granted.", [], [([], end.num_grants)])
-        text = "Preemptions that came after the first byte."
-        yield counter("maitred_link_declined_preemptions", text, [], [([], end.num_declined)])
+        yield from self.mode_families()
+        yield from link_families(end.answer_times, end.num_grants, end.num_declined)
+
+    def mode_families(self) -> Iterator[Metric]:
+        """Yield the mode of the link, and the time in each."""
+        epoch = self._scheduler.link.end.epoch
+        yield from _mode_families(self._scheduler.unlinked.modes, GATEWAY_MODES, epoch, self._clock.now())
+
+
+def link_families(answer_times: Histogram, num_grants: int, num_declined: int) -> Iterator[Metric]:
+    """Yield what was counted at links to schedulers."""
+    text = "Time from a beat to its answer."
+    yield histogram("maitred_link_latency_seconds", text, [], [([], answer_times)])
+    yield counter("maitred_link_grants", "Slots that the scheduler has granted.", [], [([], num_grants)])
+    text = "Preemptions that came after the first byte."
+    yield counter("maitred_link_declined_preemptions", text, [], [([], num_declined)])
 
 
 def _gateway_state(gateway: BookedGateway, now: Micros) -> LinkedGatewayState:

@@ -11,21 +11,40 @@ from typing import Any, Final
 
 import msgspec
 
+from maitred.gateway.access.page_access import Viewer
 from maitred.gateway.app import Gateway
 from maitred.gateway.cluster.cluster_views import GatewayView
 from maitred.gateway.workers.notes import NoteKind, Rules
 from maitred.gateway.workers.worker import AskedPages, WorkerEndpoints
 from maitred.scheduler.interface import LinkNote, RemoteScheduler
+from maitred.wire.exchange import Exchange
 
-_ASKED_PAGES: Final = ("/admin/drain", "/admin/undrain", "/admin/backends")
+_DRAIN: Final = "/admin/drain"
+_ASKED_PAGES: Final = (_DRAIN, "/admin/undrain", "/admin/backends")
 _PROGRAM_PAGES: Final = ("/programs", "/profiles")
+
+
+def is_of_fleet(path: str) -> bool:
+    """Return whether a page is of all gateways, so that their scheduler makes it."""
+    return path in _ASKED_PAGES or path.startswith(_PROGRAM_PAGES)
+
+
+def ends_the_gateway(path: str, body: bytes) -> bool:
+    """Return whether a request is for the end of the gateway that it came to, and for no backend."""
+    return path == _DRAIN and not body
 
 
 class LinkedEndpoints(WorkerEndpoints):
     """The pages, of which the scheduler makes those that are of the whole fleet."""
 
     def is_asked(self, path: str) -> bool:
-        return path in _ASKED_PAGES or path.startswith(_PROGRAM_PAGES)
+        return is_of_fleet(path)
+
+    async def ask(self, asked: AskedPages, exchange: Exchange, body: bytes, viewer: Viewer) -> str:
+        if ends_the_gateway(exchange.path, body):
+            self.drain_itself(exchange)
+            return ""
+        return await super().ask(asked, exchange, body, viewer)
 
 
 class LinkedGateway(Gateway):

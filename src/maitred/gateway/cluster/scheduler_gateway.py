@@ -13,14 +13,25 @@ import ssl
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
+import msgspec
+
 from maitred.core.errors import ConfigError
 from maitred.core.units import Micros
 from maitred.gateway import error_responses
 from maitred.gateway.admin.reload import GatewaySettings
 from maitred.gateway.cluster.cluster_views import SchedulerView
 from maitred.gateway.routes import ROUTES
+from maitred.gateway.workers.notes import NoteKind
 from maitred.gateway.workers.parent import ParentGateway
-from maitred.scheduler.interface import GATEWAY_LEASE, Candidate, Election, LinkAddress, SchedulerHost
+from maitred.scheduler.interface import (
+    GATEWAY_LEASE,
+    Candidate,
+    Election,
+    GatewayId,
+    LinkAddress,
+    LinkNote,
+    SchedulerHost,
+)
 from maitred.wire.exchange import Exchange
 from maitred.wire.machine import ListeningSocket
 from maitred.wire.server import Listener
@@ -91,6 +102,18 @@ class SchedulerGateway(ParentGateway):
 
     async def _on_reloaded(self, settings: GatewaySettings) -> None:
         """Do nothing: each gateway reads its own configuration."""
+
+    def _on_note(self, gateway: GatewayId, note: LinkNote) -> None:
+        if note.kind == NoteKind.DIED:
+            self._note_end(gateway, note.payload)
+        else:
+            super()._on_note(gateway, note)
+
+    def _note_end(self, parent: GatewayId, payload: bytes) -> None:
+        """Note that a worker has ended, as the process says that had started it."""
+        name, boot = msgspec.msgpack.decode(payload, type=GatewayId)
+        if self.host is not None and name.startswith(f"{parent[0]}/"):
+            self.host.note_end((name, boot))
 
     async def _gather(self) -> None:
         """Do nothing: gateways show what they have counted on their own pages."""

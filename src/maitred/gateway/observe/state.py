@@ -259,7 +259,7 @@ class ClusterState(msgspec.Struct):
     lease_secs: float | None = None
     """Of a gateway: seconds for which it may start requests without another answer, or null without a link."""
     gateways: list[LinkedGatewayState] = []
-    """Of a scheduler that leads: its gateways."""
+    """Of a scheduler that leads: its gateways. Of a gateway of several workers: these, and whether each has a link to it."""
 
 
 class GatewayState(msgspec.Struct):

@@ -6,12 +6,13 @@ from the parent    RULES     the rules of admission in force
                    PAGE      an answer
                    RECORD    it has a row of the recording
                    SERVING   the names of the workers that serve (`stand_in`)
-from a worker      READY     it serves
+from a worker      READY     it serves; with `--scheduler` it says by which boot its scheduler knows it
                    CLOSED    it accepts no more connections, and lets its requests end
                    RELOAD    it uses these settings, or has said why not
                    COUNTS    what it has counted; every second, and when it is asked
                    PAGE      a question: a request for a page, and who sees it
                    RECORD    a row of the recording (`recorded`)
+to a scheduler     DIED      name and boot of a gateway whose process has ended, from its parent
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class NoteKind(StrEnum):
     CLOSED = "closed"
     RECORD = "record"
     SERVING = "serving"
+    DIED = "died"
 
 
 class Rules(msgspec.Struct, frozen=True):

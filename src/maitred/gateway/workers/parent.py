@@ -22,7 +22,7 @@ from maitred.gateway.admin.reload import GatewaySettings
 from maitred.gateway.app import FIRST_POLLS_SECS, Gateway
 from maitred.gateway.observe.logs import LogOutput
 from maitred.gateway.observe.record_file import RecordFile
-from maitred.gateway.observe.state import BackendState
+from maitred.gateway.observe.state import BackendState, TenantRequests
 from maitred.gateway.observe.state_snapshots import Snapshot, StateSnapshots
 from maitred.gateway.workers.notes import NoteKind, PageAnswer, PageQuestion, Rules
 from maitred.gateway.workers.recorded import RecordOfWorkers
@@ -90,12 +90,18 @@ class SharedSnapshots(StateSnapshots):
         state.is_out_of_descriptors = any(each.is_out_of_descriptors for each in gauges)
         state.num_evicted_connections = self.totals.evicted_connections
         state.dropped_lines["log"] += self.totals.dropped_log_lines
+        for each in gauges:
+            for label, (in_flight, waiting) in each.tenants.items():
+                tenant = state.tenants.setdefault(label, TenantRequests())
+                tenant.in_flight += in_flight
+                tenant.waiting += waiting
         return snapshot
 
     def backends(self) -> Steps[list[BackendState]]:
         states = yield from super().backends()
         for index, state in enumerate(states):
-            state.connections += sum(_at(each, index) for each in self.gauges)
+            state.connections += sum(_at(each.upstream_connections, index) for each in self.gauges)
+            state.in_flight += sum(_at(each.in_flight, index) for each in self.gauges)
         return states
 
 
@@ -107,9 +113,10 @@ class ParentGateway(Gateway):
 
     def __init__(self, *args: Any, write_settings: Callable[[GatewaySettings], object], **named: Any) -> None:
         """As `Gateway`. `write_settings` writes settings to where workers read them."""
-        super().__init__(*args, make_scheduler=HostedScheduler, **named)
+        super().__init__(*args, **{"make_scheduler": HostedScheduler, **named})
         self.host: SchedulerHost | None = None
-        self.scheduler.admission.on_rules = self._tell_rules
+        """What takes the links of workers, once it is open."""
+        self.follow_scheduler()
         self.on_worker_ready: Callable[[str], object] = _ignore
         """Called with the name of each worker that serves."""
         self._write_settings = write_settings
@@ -137,6 +144,19 @@ class ParentGateway(Gateway):
         self._pages: set[asyncio.Task[None]] = set()
         """What makes pages: a loop keeps no task alive."""
 
+    def follow_scheduler(self) -> None:
+        """Have workers told what the scheduler of this process decides."""
+        self.scheduler.admission.on_rules = self._tell_rules
+
+    def make_host(self, secret: bytes) -> SchedulerHost:
+        """Return what takes the links of workers that know the secret."""
+        return self.scheduler.host(secret)
+
+    def note_death(self, name: str) -> None:
+        """Note that the process of a worker has ended: it starts nothing any more."""
+        if self.host is not None:
+            self.host.note_death(name)
+
     async def open(self, path: str, secret: bytes) -> None:
         """Begin to schedule for the workers that connect to the Unix socket `path`. Raises ConfigError if there can be none."""
         self._idle_checks.start()
@@ -146,7 +166,7 @@ class ParentGateway(Gateway):
             self.shadow.start()
         if self._program_pages is not None:
             self._program_pages.start()
-        self.host = host = self.scheduler.host(secret)
+        self.host = host = self.make_host(secret)
         host.on_note, host.on_welcome, host.on_lost = self._on_note, self._on_welcome, self._tell_serving
         try:
             await host.start(path)
@@ -212,6 +232,7 @@ class ParentGateway(Gateway):
                 self._followed[gateway] = note.number
                 self._has_answer.set()
             case NoteKind.READY:
+                self.on_boot(gateway[0], note.payload.decode())
                 self._serving.add(gateway)
                 self._tell_serving()
                 self.on_worker_ready(gateway[0])
@@ -221,8 +242,15 @@ class ParentGateway(Gateway):
             case NoteKind.RECORD if self._record is not None and self.host is not None:
                 self._record.on_note(gateway, note.number, note.payload, self.host.gateway_ids, self._clock.now())
 
-    def _on_welcome(self, gateway: GatewayId) -> None:
+    def on_boot(self, name: str, boot: str) -> None:
+        """Note by which boot the scheduler knows a worker."""
+
+    def tell_rules_to(self, gateway: GatewayId) -> None:
+        """Tell a worker the rules that are in force here."""
         self._tell(NoteKind.RULES, 0, self._rules(), gateway)
+
+    def _on_welcome(self, gateway: GatewayId) -> None:
+        self.tell_rules_to(gateway)
         if self._last_reload:  # It may have read the settings before, and had no link when it was told of the others.
             self._tell(NoteKind.RELOAD, self._last_reload, b"", gateway)
 
@@ -319,8 +347,8 @@ class ParentGateway(Gateway):
         self._budget.taken_bytes = sum(gauges.parked_body_bytes for gauges in self._shared.gauges)
 
 
-def _at(gauges: Gauges, index: int) -> int:
-    return gauges.upstream_connections[index] if index < len(gauges.upstream_connections) else 0
+def _at(counts: Sequence[int], index: int) -> int:
+    return counts[index] if index < len(counts) else 0
 
 
 def _too_large(num_bytes: int) -> ApiError:

@@ -13,9 +13,10 @@ import shutil
 import signal
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from maitred.core.errors import MaitredError
 from maitred.core.printing import printable
@@ -31,26 +32,22 @@ from maitred.wire.server import Listener, OpenPort, run_server
 log = logging.getLogger("maitred.gateway")
 
 
-def main(arguments: list[str]) -> int:
-    """Serve until a signal, or until the parent is gone. Return the status to end with."""
+def main(arguments: list[str], make_gateway: Callable[..., WorkerGateway] | None = None) -> int:
+    """Serve until a signal, or until the parent is gone. Return the status to end with. `make_gateway` is called as
+    `WorkerGateway` is, with what the link to the parent is made of (`ParentAccess`) as `parent`; None: the parent schedules."""
     folder, number, workers = WorkerFolder(Path(arguments[0])), int(arguments[1]), int(arguments[2])
     settings = share_of(folder.settings(), workers)
     with log_to_stderr(settings.gateway) as output:
         try:
-            make_scheduler = partial(
-                RemoteScheduler,
-                dialer=Dialer(KnownAddresses(LinkAddress(folder.socket, None))),
-                name=worker_name(number),
-                secret=folder.secret(),
-                on_parent_lost=partial(_end, folder),
-            )
-            gateway = WorkerGateway(
+            parent = ParentAccess(folder, worker_name(number))
+            gateway = (make_gateway or _scheduled_by_parent)(
                 settings.gateway,
                 settings.admission,
                 settings.routing,
                 settings.programs,
+                link=settings.scheduler,
                 log_output=output,
-                make_scheduler=make_scheduler,
+                parent=parent,
                 read_settings=lambda: share_of(folder.settings(), workers),
             )
             sockets = [[*map(int, each.split(","))] for each in arguments[3:]]
@@ -62,6 +59,28 @@ def main(arguments: list[str]) -> int:
             log.error("%s", printable(str(error)))
             return 1
     return 0
+
+
+class ParentAccess:
+    """What a worker needs for a link to its parent."""
+
+    def __init__(self, folder: WorkerFolder, name: str) -> None:
+        """`name` is that of the worker."""
+        self.name, self.secret = name, folder.secret()
+        self.on_lost: Callable[[str], object] = partial(_end, folder)
+        """Called when the parent is gone, with the reason."""
+        self._path = folder.socket
+
+    def dialer(self) -> Dialer:
+        """Return what connects to the parent."""
+        return Dialer(KnownAddresses(LinkAddress(self._path, None)))
+
+
+def _scheduled_by_parent(*args: Any, parent: ParentAccess, **named: Any) -> WorkerGateway:
+    make_scheduler = partial(
+        RemoteScheduler, dialer=parent.dialer(), name=parent.name, secret=parent.secret, on_parent_lost=parent.on_lost
+    )
+    return WorkerGateway(*args, make_scheduler=make_scheduler, **named)
 
 
 def _adopt(descriptors: Sequence[Sequence[int]], listeners: Sequence[Listener]) -> dict[str, list[OpenPort]]:

@@ -8,12 +8,13 @@ does not.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
-from maitred.core.histogram import Histogram
+from maitred.core.histogram import DURATION_BOUNDS, Histogram
 from maitred.core.request import PriorityClass
 from maitred.gateway.observe.request_metrics import RequestMetrics, TokenCounts
 from maitred.gateway.observe.state import GatewayCounters
@@ -43,6 +44,22 @@ class Gauges(msgspec.Struct):
     is_out_of_descriptors: bool = False
     upstream_connections: list[int] = []
     """Open connections to each backend."""
+    in_flight: list[int] = []
+    """Sequences at each backend, where the parent does not know them by itself."""
+    tenants: dict[str, tuple[int, int]] = {}
+    """The requests in flight and waiting of each tenant, by its label, where the parent does not know them by itself."""
+    mode: str = "linked"
+    """How the link to a scheduler elsewhere is, if there is one."""
+    problem: str | None = None
+    """Why there is no such link."""
+
+
+class LinkShare(msgspec.Struct, frozen=True):
+    """What one process has counted at its link."""
+
+    grants: int
+    declined: int
+    answer_times: HistogramShare
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -63,6 +80,10 @@ class Share(msgspec.Struct, frozen=True):
     dropped_log_lines: int
     loop_lag: HistogramShare
     gauges: Gauges
+    link: LinkShare | None = None
+    """What was counted at the link to a scheduler elsewhere, if there is one."""
+    first_data: list[HistogramShare] = []
+    """How long each backend took, where the parent does not see it by itself."""
 
 
 class LastShares:
@@ -100,6 +121,10 @@ class Totals:
         """These are the parent's own, which serves no request and counts nothing beside reloads."""
         self._counters, self._metrics, self._loop_lag = counters, metrics, loop_lag
         self.evicted_connections = self.dropped_log_lines = 0
+        self.num_grants = self.num_declined = 0
+        self.answer_times = Histogram(DURATION_BOUNDS)
+        self.first_data: Sequence[Histogram] = ()
+        """Those of the backends of the parent, where that does not see by itself how long they take."""
 
     def set_to(self, shares: Iterable[Share]) -> None:
         """Make the sums those of these shares."""
@@ -116,15 +141,19 @@ class Totals:
         ):
             counts.clear()
         counters.retries = counters.retries_over_budget = self.evicted_connections = self.dropped_log_lines = 0
+        self.num_grants = self.num_declined = 0
         self._metrics.clear()
-        self._loop_lag.clear()
+        for times in (self._loop_lag, self.answer_times, *self.first_data):
+            times.clear()
         for share in shares:
             self._add(share)
 
     def share(self) -> Share:
         """Return the sums as one share, of a process that has nothing open."""
         gone = self.evicted_connections, self.dropped_log_lines
-        return take_share(self._counters, self._metrics, self._loop_lag, *gone, Gauges())
+        share = take_share(self._counters, self._metrics, self._loop_lag, *gone, Gauges())
+        link = LinkShare(self.num_grants, self.num_declined, self.answer_times.share())
+        return replace(share, link=link, first_data=[times.share() for times in self.first_data])
 
     def _add(self, share: Share) -> None:
         counters = self._counters
@@ -142,6 +171,12 @@ class Totals:
         self.dropped_log_lines += share.dropped_log_lines
         self._metrics.responses.update(dict(share.responses))
         self._loop_lag.add(*share.loop_lag)
+        if share.link is not None:
+            self.num_grants += share.link.grants
+            self.num_declined += share.link.declined
+            self.answer_times.add(*share.link.answer_times)
+        for times, of_worker in zip(self.first_data, share.first_data, strict=False):
+            times.add(*of_worker)
         for series in share.series:
             self._add_series(series)
 

@@ -36,6 +36,8 @@ _LEAST_LIFE_SECS: Final = 1.0
 _GRACE_SECS: Final = 15.0
 """How much longer than its drain a worker may take to end before it is killed."""
 _MAX_LINE_BYTES: Final = 1 << 20
+WORKER_PROCESS: Final = "maitred.gateway.workers.process"
+"""The module that the process of a worker runs."""
 
 
 class SharedPort(NamedTuple):
@@ -72,8 +74,16 @@ def open_shared(listeners: Sequence[Listener], number: int, machine: Machine) ->
 class Supervisor:
     """The processes of one gateway."""
 
-    def __init__(self, parent: ParentGateway, folder: WorkerFolder, ports: Sequence[SharedPort], number: int) -> None:
-        self._parent, self._folder, self._ports, self._number = parent, folder, ports, number
+    def __init__(
+        self,
+        parent: ParentGateway,
+        folder: WorkerFolder,
+        ports: Sequence[SharedPort],
+        number: int,
+        module: str = WORKER_PROCESS,
+    ) -> None:
+        """`module` is what the process of a worker runs."""
+        self._parent, self._folder, self._ports, self._number, self._module = parent, folder, ports, number, module
         self._output: LogOutput = parent.log_output
         self._processes: dict[int, asyncio.subprocess.Process] = {}
         self._not_ready = {worker_name(each) for each in range(1, number + 1)}
@@ -139,8 +149,7 @@ class Supervisor:
         await self._copy_log(process)
         status = await process.wait()
         del self._processes[number]
-        if self._parent.host is not None:
-            self._parent.host.note_death(worker_name(number))
+        self._parent.note_death(worker_name(number))
         return f"has ended with status {status} (process {process.pid})"
 
     async def _start(self, number: int) -> asyncio.subprocess.Process:
@@ -150,7 +159,7 @@ class Supervisor:
         arguments = [str(self._folder.path), str(number), str(self._number), *listed]
         process = await asyncio.create_subprocess_exec(
             # -P: modules are looked for where this process does, and in no other working directory.
-            *(sys.executable, "-P", "-m", "maitred.gateway.workers.process", *arguments),
+            *(sys.executable, "-P", "-m", self._module, *arguments),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,

@@ -20,9 +20,9 @@ from maitred.gateway.observe.outputs import GatewayOutputs
 from maitred.gateway.observe.recording import RecordSink
 from maitred.gateway.workers.notes import NoteKind, PageAnswer, PageQuestion, Rules
 from maitred.gateway.workers.recorded import RecordRelay
-from maitred.gateway.workers.shares import Gauges, take_share
+from maitred.gateway.workers.shares import Gauges, Share, take_share
 from maitred.gateway.workers.stand_in import StandIn
-from maitred.scheduler.interface import LinkNote, RemoteScheduler
+from maitred.scheduler.interface import LinkClient, LinkNote, RemoteScheduler
 from maitred.wire.clock import Clock
 from maitred.wire.exchange import ApiError, Exchange
 from maitred.wire.server_context import ServerContext
@@ -89,8 +89,12 @@ class WorkerEndpoints(AdminEndpoints):
         if not self.is_asked(exchange.path):
             return await super().answer_as(exchange, endpoint, viewer)
         body = await read_page_body(exchange) if exchange.method in ("POST", "DELETE") else b""
+        return await self.ask(self.asked, exchange, body, viewer)
+
+    async def ask(self, asked: AskedPages, exchange: Exchange, body: bytes, viewer: Viewer) -> str:
+        """Answer with the page that another process makes, and return the code of its error, or ""."""
         question = PageQuestion(exchange.method, exchange.path, body, viewer.tenant, viewer.shown)
-        answer = await self.asked.ask(question)
+        answer = await asked.ask(question)
         exchange.start_response(answer.status, answer.headers, answer.body, False)
         return answer.code
 
@@ -112,23 +116,29 @@ class WorkerGateway(Gateway):
     def __init__(self, *args: Any, read_settings: Callable[[], GatewaySettings], **named: Any) -> None:
         """As `Gateway`. `read_settings` reads the settings that the parent has written."""
         super().__init__(*args, **named)
+        self.parent_link = self.make_parent_link()
+        """The link to the parent."""
         self._read_settings = read_settings
         self.stand_in = StandIn({})
         """What accepts the connections of other workers."""
-        self._asked = AskedPages(self.scheduler.link.report)
+        self._asked = AskedPages(self.parent_link.report)
         assert isinstance(self._endpoints, WorkerEndpoints)
         self._endpoints.asked = self._asked
         self._dashboard.feed.look = self._look
         if self.programs is not None:
             self._endpoints.add(*paths_answered_by(_answered_by_parent))
-        self.scheduler.on_note, self.scheduler.link.on_opened = self._on_note, self._on_opened
+        self.scheduler.on_note, self.parent_link.on_opened = self._on_note, self._on_opened
         sink = self._outputs.record_sink
         self._relay = sink if isinstance(sink, RecordRelay) else None
         if self._relay is not None:
-            self._relay.send = self.scheduler.link.report
+            self._relay.send = self.parent_link.report
         self._is_ready = False
         self._tasks: set[asyncio.Task[None]] = set()
         """What tells the counts, and what follows reloads: a loop keeps no task alive."""
+
+    def make_parent_link(self) -> LinkClient:
+        """Return the link to the parent, which schedules."""
+        return self.scheduler.link
 
     async def start(self, server: ServerContext) -> None:
         await super().start(server)
@@ -143,12 +153,12 @@ class WorkerGateway(Gateway):
     def say_ready(self) -> None:
         """Tell the parent that connections are accepted, now or as soon as there is a link."""
         self._is_ready = True
-        self.scheduler.link.report(LinkNote(NoteKind.READY, 0, b""))
+        self.parent_link.report(LinkNote(NoteKind.READY, 0, self.scheduler.link.end.boot.encode()))
 
     def _say_closed(self) -> None:
         """Tell the parent that no more connections are accepted; without a link it knows."""
         self._is_ready = False
-        self.scheduler.link.report(LinkNote(NoteKind.CLOSED, 0, b""))
+        self.parent_link.report(LinkNote(NoteKind.CLOSED, 0, b""))
 
     def _on_opened(self) -> None:
         self._asked.ask_again()
@@ -194,7 +204,7 @@ class WorkerGateway(Gateway):
             await self._reloader.follow(self._read_settings)
         except Exception:  # such as a certificate that has gone since
             log.exception("this worker goes on with the configuration that it has")
-        self.scheduler.link.report(LinkNote(NoteKind.RELOAD, number, b""))
+        self.parent_link.report(LinkNote(NoteKind.RELOAD, number, b""))
 
     async def _tell_counts(self) -> None:
         while True:
@@ -205,22 +215,29 @@ class WorkerGateway(Gateway):
         recorder = self._outputs.recorder
         if self._relay is not None and recorder is not None:
             self._relay.tell_oldest(recorder.oldest(self._clock.now()))
-        server, backends = self._snapshots.server, self.scheduler.fleet.backends
-        gauges = Gauges(
-            connections=0 if server is None else len(server.connections),
-            parked_body_bytes=self._budget.parked_bytes,
-            is_out_of_descriptors=self._descriptors.is_exhausted,
-            upstream_connections=[self._client.num_connections(backend.origin) for backend in backends],
-        )
-        share = take_share(
+        self.parent_link.report(LinkNote(NoteKind.COUNTS, number, msgspec.msgpack.encode(self.share())))
+
+    def share(self) -> Share:
+        """Return what this worker has counted so far."""
+        server = self._snapshots.server
+        return take_share(
             self.counters,
             self.request_metrics,
             self._loop_lag.lags,
             0 if server is None else server.num_evicted,
             self._outputs.log.num_dropped,
-            gauges,
+            self.gauges(),
         )
-        self.scheduler.link.report(LinkNote(NoteKind.COUNTS, number, msgspec.msgpack.encode(share)))
+
+    def gauges(self) -> Gauges:
+        """Return what this worker has now."""
+        server, backends = self._snapshots.server, self.scheduler.fleet.backends
+        return Gauges(
+            connections=0 if server is None else len(server.connections),
+            parked_body_bytes=self._budget.parked_bytes,
+            is_out_of_descriptors=self._descriptors.is_exhausted,
+            upstream_connections=[self._client.num_connections(backend.origin) for backend in backends],
+        )
 
 
 async def _answered_by_parent(exchange: Exchange, viewer: Viewer) -> None:

@@ -368,6 +368,15 @@ class SchedulerEnd:
         self.settling.resize(now)
         self.settling.review(now)
 
+    def note_end(self, id: GatewayId, now: Micros) -> None:  # noqa: A002 - as everywhere
+        """Note that the process of a gateway has ended: it starts nothing more, whatever its lease says."""
+        gateway = self.books.gateways.get(id)
+        if gateway is None:
+            return
+        if gateway.connection is not None:
+            self._cut(gateway.connection, "its process has ended", now)
+        gateway.die(now)
+
     def _part(self, link: GatewayConnection, connection: ConnectionId, now: Micros) -> None:
         """Let go of the gateway of a connection that is no more."""
         gateway = link.gateway

@@ -156,6 +156,12 @@ class SchedulerHost:
         self.end.books.note_death(name, self._clock.now())
         self._orphans.look()
 
+    def note_end(self, gateway: GatewayId) -> None:
+        """Note that the process of a gateway has ended, of which the connection may not be known to be gone yet."""
+        self.end.note_end(gateway, self._clock.now())
+        self._orphans.look()
+        self.flush_soon()
+
     @property
     def gateway_ids(self) -> list[GatewayId]:
         """The gateways that are connected."""
