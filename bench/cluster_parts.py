@@ -21,6 +21,8 @@ from pathlib import Path
 from processes import MAITRED
 
 HERE = Path(__file__).parent
+ADMISSION = ("--admission", "priority", "--default-max-class", "interactive")
+"""Without the second, chats of unknown callers would be of the class `default`."""
 _LISTENS = "0A"
 """The state of a listening socket in /proc/net/tcp."""
 
@@ -119,7 +121,7 @@ class Processes:
     async def _start(self, *command: str) -> tuple[int, str]:
         """Start a command of maitred. Return its process and the port on which it serves."""
         backend = f"http://127.0.0.1:{self.engine_port}"
-        process, log = self._spawn([*MAITRED, *command, "--backend", backend, "--admission", "priority"])
+        process, log = self._spawn([*MAITRED, *command, "--backend", backend, *ADMISSION])
         while not (found := re.search(r"(?:gateway|scheduler) on [^,]*:(\d+),", log.read_text())):
             await asyncio.sleep(0.05)
             assert process.poll() is None, log.read_text()
