@@ -95,20 +95,26 @@ def test_a_wrong_password_of_redis_is_said_without_it(tmp_path: Path, caplog: py
     run_on_sockets(scenario())
 
 
+@contextlib.asynccontextmanager
+async def sentinel_and_cluster(folder: Path) -> AsyncIterator[tuple[str, str]]:
+    """Run a server with a password behind Sentinel, and a cluster, and yield their URLs."""
+    async with contextlib.AsyncExitStack() as stack:
+        port = await stack.enter_async_context(redis_server(folder, "--requirepass", "a-word"))
+        (folder / "sentinel.conf").write_text(f"sentinel monitor here 127.0.0.1 {port} 1\nsentinel auth-pass here a-word\n")
+        sentinel = await stack.enter_async_context(redis_server(folder, config=folder / "sentinel.conf"))
+        clustered = await stack.enter_async_context(redis_server(folder, "--cluster-enabled", "yes"))
+        subprocess.run(["redis-cli", "-p", str(clustered), "cluster", "addslotsrange", "0", "16383"], check=True)
+        asking = ["redis-cli", "-p", str(clustered), "cluster", "info"]
+        while b"cluster_state:ok" not in subprocess.run(asking, check=True, capture_output=True).stdout:
+            await asyncio.sleep(0.05)
+        yield f"redis+sentinel://:a-word@127.0.0.1:{sentinel}/here", f"redis+cluster://127.0.0.1:{clustered}"
+
+
 def test_an_election_behind_sentinel_and_one_in_a_cluster(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with contextlib.AsyncExitStack() as stack:
-            port = await stack.enter_async_context(redis_server(tmp_path, "--requirepass", "a-word"))
-            (tmp_path / "sentinel.conf").write_text(
-                f"sentinel monitor here 127.0.0.1 {port} 1\nsentinel auth-pass here a-word\n"
-            )
-            sentinel = await stack.enter_async_context(redis_server(tmp_path, config=tmp_path / "sentinel.conf"))
-            clustered = await stack.enter_async_context(redis_server(tmp_path, "--cluster-enabled", "yes"))
-            subprocess.run(["redis-cli", "-p", str(clustered), "cluster", "addslotsrange", "0", "16383"], check=True)
-            asking = ["redis-cli", "-p", str(clustered), "cluster", "info"]
-            while b"cluster_state:ok" not in subprocess.run(asking, check=True, capture_output=True).stdout:
-                await asyncio.sleep(0.05)
-            for url in (f"redis+sentinel://:a-word@127.0.0.1:{sentinel}/here", f"redis+cluster://127.0.0.1:{clustered}"):
+            urls = await stack.enter_async_context(sentinel_and_cluster(tmp_path))
+            for url in urls:
                 one, other = (open_election(url, SchedulerConfig(), Machine().random) for _ in range(2))
                 stack.push_async_callback(one.close)
                 stack.push_async_callback(other.close)

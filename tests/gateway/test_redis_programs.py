@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from cluster_world import Cluster, cluster
-from test_redis_elections import redis_server
+from test_redis_elections import redis_server, sentinel_and_cluster
 from world import Backend, run_on_sockets, world
 
 from maitred.core.errors import ConfigError
@@ -95,6 +95,28 @@ def test_a_store_that_was_emptied_is_written_anew_and_one_that_is_down_is_told(t
             assert other.has_lost_all
         store.close()
         other.close()
+
+    run_on_sockets(scenario())
+
+
+def test_programs_behind_sentinel_with_a_password_and_in_a_cluster(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with sentinel_and_cluster(tmp_path) as urls:
+            for url in urls:
+                first, second = (RedisProgramStore(f"{url}#fleet") for _ in range(2))
+                await asyncio.to_thread(first.begin)
+                await asyncio.to_thread(first.write, StateChanges({KEY: ROW}, ["http://b:1"]))
+                await asyncio.to_thread(second.begin)
+                assert (second.found, second.drained) == ([ROW], ["http://b:1"])
+                with pytest.raises(TakenOver):
+                    await asyncio.to_thread(first.write, StateChanges({KEY: None}))
+                first.close()
+                second.close()
+            wrong = RedisProgramStore(urls[0].replace("a-word", "another"))
+            with pytest.raises(StateError, match=r"/here (refuses the password|cannot be asked)") as refused:
+                await asyncio.to_thread(wrong.begin)
+            assert "another" not in str(refused.value)
+            wrong.close()
 
     run_on_sockets(scenario())
 
