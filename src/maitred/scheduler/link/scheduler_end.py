@@ -282,9 +282,8 @@ class SchedulerEnd:
 
     def next_deadline(self) -> Micros | None:
         """Return when to call `advance` next, or None while time changes nothing."""
-        times: list[Micros | None] = [
-            link.accepted_at + _HELLO_TIMEOUT for link in self._links.values() if link.gateway is None
-        ]
+        accepted = (link.accepted_at for link in self._links.values() if link.gateway is None)
+        times: list[Micros | None] = [instant + _HELLO_TIMEOUT for instant in accepted]
         if self.epoch is not None:
             times += [self._leads_until, self.books.next_silence_at(), self.unaccounted.next_overdue_at()]
             times += [self.requests.core.next_deadline()]
@@ -370,12 +369,10 @@ class SchedulerEnd:
 
     def note_end(self, id: GatewayId, now: Micros) -> None:  # noqa: A002 - as everywhere
         """Note that the process of a gateway has ended: it starts nothing more, whatever its lease says."""
-        gateway = self.books.gateways.get(id)
-        if gateway is None:
-            return
-        if gateway.connection is not None:
-            self._cut(gateway.connection, "its process has ended", now)
-        gateway.die(now)
+        if (gateway := self.books.gateways.get(id)) is not None:
+            if gateway.connection is not None:
+                self._cut(gateway.connection, "its process has ended", now)
+            gateway.die(now)
 
     def _part(self, link: GatewayConnection, connection: ConnectionId, now: Micros) -> None:
         """Let go of the gateway of a connection that is no more."""

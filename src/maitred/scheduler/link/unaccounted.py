@@ -122,13 +122,16 @@ class Unaccounted:
         if self._strangers_until is not None and now >= self._strangers_until:
             self._strangers_until = None
             self.strangers.clear()
-        return [one for one in self.orphans() if now >= one.gateway.certain_from + self._reclaim_after]
+        orphans = self.orphans()
+        return [one for one in orphans if now >= one.gateway.certain_from + self._reclaim_after] if orphans else orphans
 
     def next_overdue_at(self) -> Micros | None:
         """Return when the next of them will have been held for too long, µs, or None if there is none."""
-        dues = [one.gateway.certain_from + self._reclaim_after for one in self.orphans()]
-        dues += [] if self._strangers_until is None else [self._strangers_until]
-        return min(dues, default=None)
+        strangers_until, orphans = self._strangers_until, self.orphans()
+        if not orphans:  # It is asked in each turn of the loop.
+            return strangers_until
+        due = min(one.gateway.certain_from for one in orphans) + self._reclaim_after
+        return due if strangers_until is None else min(due, strangers_until)
 
     def _orphans_at(self, backend: int) -> list[BookedRequest]:
         return [one for one in self.orphans() if one.backend == backend]
