@@ -55,4 +55,4 @@ def test_chats_are_granted_again_soon_after_the_leader_has_gone(does_tell: bool,
 @pytest.mark.parametrize("name", FOUND_BY)
 def test_a_planted_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     MUTANTS[name](monkeypatch)
-    assert play_cluster(draw_cluster(FOUND_BY[name]), stops_at_violation=True).violations
+    assert any(play_cluster(draw_cluster(seed), stops_at_violation=True).violations for seed in FOUND_BY[name])
