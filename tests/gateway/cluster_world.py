@@ -165,6 +165,7 @@ class HeldAnswers:
         await asyncio.wait({gone, opened}, return_when=asyncio.FIRST_COMPLETED)
         for task in (gone, opened):
             task.cancel()
+        await asyncio.wait({gone, opened})  # The next request of this connection is read by one task.
         self._count(-1)
         await received.send(b"cd")
 

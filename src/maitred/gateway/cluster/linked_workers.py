@@ -111,7 +111,7 @@ class LinkedWorker(WorkerGateway):
     def share(self) -> Share:
         end, backends = self.scheduler.link.end, self.scheduler.fleet.backends
         link = LinkShare(end.num_grants, end.num_declined, end.answer_times.share())
-        first_data = [backend.first_data_times.share() for backend in backends]
+        first_data = {backend.url: backend.first_data_times.share() for backend in backends}
         return msgspec.structs.replace(super().share(), link=link, first_data=first_data)
 
     def gauges(self) -> Gauges:
@@ -120,7 +120,8 @@ class LinkedWorker(WorkerGateway):
             label = self.counters.tenant_label(lease.request.tenant)
             in_flight, waiting = tenants.get(label, (0, 0))
             tenants[label] = in_flight + (not lease.is_waiting), waiting + lease.is_waiting
-        gauges.in_flight, gauges.tenants = [len(each.requests) for each in self.scheduler.fleet.backends], tenants
+        gauges.tenants = tenants
+        gauges.in_flight = {backend.url: len(backend.requests) for backend in self.scheduler.fleet.backends}
         gauges.mode, gauges.problem = self.scheduler.unlinked.mode, self.scheduler.link.problem
         return gauges
 
@@ -154,7 +155,7 @@ class LinkedParent(ParentGateway):
 
         super().__init__(*args, link=link, machine=machine, make_scheduler=make_both, **named)
         self._name_of = partial(name_at_scheduler, link)
-        self._totals.first_data = [backend.first_data_times for backend in self.scheduler.fleet.backends]
+        self._totals.first_data = lambda: {each.url: each.first_data_times for each in self.scheduler.fleet.backends}
         view = WorkersView(self.scheduler, self._clock, self._totals, self._workers)
         self._snapshots.cluster = view.state
         self._collector.add(view.families)

@@ -101,7 +101,7 @@ class SharedSnapshots(StateSnapshots):
         states = yield from super().backends()
         for index, state in enumerate(states):
             state.connections += sum(_at(each.upstream_connections, index) for each in self.gauges)
-            state.in_flight += sum(_at(each.in_flight, index) for each in self.gauges)
+            state.in_flight += sum(each.in_flight.get(state.url, 0) for each in self.gauges)
         return states
 
 

@@ -8,7 +8,7 @@ does not.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
 
 import msgspec
@@ -44,8 +44,8 @@ class Gauges(msgspec.Struct):
     is_out_of_descriptors: bool = False
     upstream_connections: list[int] = []
     """Open connections to each backend."""
-    in_flight: list[int] = []
-    """Sequences at each backend, where the parent does not know them by itself."""
+    in_flight: dict[str, int] = {}
+    """Sequences at each backend, by its URL, where the parent does not know them by itself."""
     tenants: dict[str, tuple[int, int]] = {}
     """The requests in flight and waiting of each tenant, by its label, where the parent does not know them by itself."""
     mode: str = "linked"
@@ -82,8 +82,8 @@ class Share(msgspec.Struct, frozen=True):
     gauges: Gauges
     link: LinkShare | None = None
     """What was counted at the link to a scheduler elsewhere, if there is one."""
-    first_data: list[HistogramShare] = []
-    """How long each backend took, where the parent does not see it by itself."""
+    first_data: dict[str, HistogramShare] = {}
+    """How long each backend took, by its URL, where the parent does not see it by itself."""
 
 
 class LastShares:
@@ -123,8 +123,8 @@ class Totals:
         self.evicted_connections = self.dropped_log_lines = 0
         self.num_grants = self.num_declined = 0
         self.answer_times = Histogram(DURATION_BOUNDS)
-        self.first_data: Sequence[Histogram] = ()
-        """Those of the backends of the parent, where that does not see by itself how long they take."""
+        self.first_data: Callable[[], Mapping[str, Histogram]] = dict
+        """Returns those of the backends of the parent by URL, if that does not see by itself how long they take."""
 
     def set_to(self, shares: Iterable[Share]) -> None:
         """Make the sums those of these shares."""
@@ -143,7 +143,7 @@ class Totals:
         counters.retries = counters.retries_over_budget = self.evicted_connections = self.dropped_log_lines = 0
         self.num_grants = self.num_declined = 0
         self._metrics.clear()
-        for times in (self._loop_lag, self.answer_times, *self.first_data):
+        for times in (self._loop_lag, self.answer_times, *self.first_data().values()):
             times.clear()
         for share in shares:
             self._add(share)
@@ -153,7 +153,7 @@ class Totals:
         gone = self.evicted_connections, self.dropped_log_lines
         share = take_share(self._counters, self._metrics, self._loop_lag, *gone, Gauges())
         link = LinkShare(self.num_grants, self.num_declined, self.answer_times.share())
-        return replace(share, link=link, first_data=[times.share() for times in self.first_data])
+        return replace(share, link=link, first_data={url: times.share() for url, times in self.first_data().items()})
 
     def _add(self, share: Share) -> None:
         counters = self._counters
@@ -175,8 +175,9 @@ class Totals:
             self.num_grants += share.link.grants
             self.num_declined += share.link.declined
             self.answer_times.add(*share.link.answer_times)
-        for times, of_worker in zip(self.first_data, share.first_data, strict=False):
-            times.add(*of_worker)
+        for url, times in self.first_data().items() if share.first_data else ():
+            if (of_worker := share.first_data.get(url)) is not None:
+                times.add(*of_worker)
         for series in share.series:
             self._add_series(series)
 
