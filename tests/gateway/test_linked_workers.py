@@ -54,7 +54,7 @@ def test_workers_of_a_scheduler_elsewhere_show_the_whole_and_give_back_what_a_ki
                     _, metrics = await w.request("/metrics", b"", "GET")
                     line = b'maitred_http_responses_total{error_code="",status_code="200"} %.1f' % answered
                     assert line in metrics
-                assert sum("/v1/chat/completions status=200" in line for line in w.log) >= answered
+                assert sum("/v1/chat/completions" in line and "status=200" in line for line in w.log) >= answered
 
     run_on_sockets(scenario())
 
