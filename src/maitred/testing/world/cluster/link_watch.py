@@ -45,6 +45,8 @@ class _Asked(msgspec.Struct, eq=False):
     since: Micros
     """When its gateway had it, by the time of the world."""
     waits: bool = True
+    was_victim: bool = False
+    """Whether it has given up its slot: then it waits before all others of its class, also those of which nothing was known."""
 
 
 class _Wire(msgspec.Struct, eq=False):
@@ -71,6 +73,8 @@ class LinkWatch:
         self._wires: dict[int, _Wire] = {}
         self._awaited: dict[type, list[asyncio.Future[str]]] = {}
         """What waits for messages of each kind."""
+        self._booked: dict[str, int] = {}
+        """The last ticket that each scheduler had given when this turn of the loop began."""
         self._leaders: dict[int, str] = {}
         """The scheduler that has granted under each epoch."""
         self._granted: set[tuple[GatewayId, int, int]] = set()
@@ -82,6 +86,12 @@ class LinkWatch:
         sent: asyncio.Future[str] = self._loop.create_future()
         self._awaited.setdefault(kind, []).append(sent)
         return await sent
+
+    def end_turn(self) -> None:
+        """Note that a turn of the loop has ended."""
+        for scheduler in self._schedulers:
+            if (host := scheduler.host) is not None:
+                self._booked[scheduler.address] = host.end.books._last_ticket
 
     def on_sent(self, connection: Connection, is_forth: bool, data: bytes) -> None:
         """Read what one end of a connection sends."""
@@ -111,6 +121,7 @@ class LinkWatch:
         elif isinstance(message, Yielded | Queue):
             if (asked := self._asked.get((gateway, message.request))) is not None:
                 asked.waits = True
+                asked.was_victim |= isinstance(message, Yielded)
         elif isinstance(message, Failed):
             if (asked := self._asked.get((gateway, message.request))) is not None:
                 asked.waits = False  # It keeps its slot, unless it is told to wait.
@@ -140,6 +151,8 @@ class LinkWatch:
         asked = self._asked.get((gateway, grant.request))
         if asked is not None and asked.waits:
             asked.waits = False
+            if asked.was_victim:
+                return
             self._check_order(gateway, grant, asked, scheduler)
 
     def _check_order(self, gateway: GatewayId, grant: Grant, asked: _Asked, scheduler: str) -> None:
@@ -154,9 +167,12 @@ class LinkWatch:
                 self._say(f"request {first}, is granted a slot before {then}")
 
     def _waiting_at(self, address: str) -> list[Any]:
-        """Return the requests that wait at a scheduler."""
-        host = next((each.host for each in self._schedulers if each.address == address), None)
-        return [] if host is None else [request for request in host.requests if request.is_waiting]
+        """Return the requests that wait at a scheduler, and of which it had heard before this turn: what it hears later in the
+        turn is after its decision, which is sent at the end."""
+        host, booked = next((each.host for each in self._schedulers if each.address == address), None), self._booked
+        if host is None:
+            return []
+        return [one for one in host.requests if one.is_waiting and one.ticket.id <= booked.get(address, 0)]
 
 
 def _kind(terms: RequestTerms) -> tuple[str, int, str]:

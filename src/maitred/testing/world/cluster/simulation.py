@@ -135,6 +135,7 @@ class ClusterSimulation:
         if self._stops_at_violation and self.stage.ledger.violations:
             raise Violation(self.stage.ledger.violations[0])
         self._note(self.checks.after_turn())
+        self.stage.watch.end_turn()
 
 
 def play_cluster(
