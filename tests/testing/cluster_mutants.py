@@ -243,7 +243,7 @@ FOUND_BY: Final[dict[str, tuple[int, ...]]] = {
     "nothing is learned": (3, 25),
     "named gateways are not waited for": (3, 1),
     "requests have no age": (10, 1),
-    "an epoch begins anew with the store": (8, 62),
+    "an epoch begins anew with the store": (62, 8),
     "streams end with their link": (29, 10),
     "strangers are not counted": (80,),
 }
