@@ -148,8 +148,8 @@ def test_the_end_that_a_gateway_is_told_is_its_own_and_that_of_a_backend_the_sch
         async with cluster(schedulers=1, gateways=1) as c:
             await c.linked()
             ended: list[str] = []
-            c.gateways[0].request_stop = lambda: ended.append("gateway")
-            c.schedulers[0].request_stop = lambda: ended.append("scheduler")
+            c.gateways[0].drain_switch.request_stop = lambda: ended.append("gateway")
+            c.schedulers[0].drain_switch.request_stop = lambda: ended.append("scheduler")
             assert (await c.page("/admin/drain", method="POST"))["draining"] is True
             assert ended == ["gateway"]
             drained = await c.page("/admin/drain", method="POST", body={"backend": c.backend.url})

@@ -390,6 +390,7 @@ def test_a_worker_that_is_made_while_all_are_told_to_end_is_told_too(tmp_path: P
             log_output=None,
             announce_end=lambda: None,
             request_reload=lambda: None,
+            note_death=lambda name: None,
         )
         folder = WorkerFolder(tmp_path)
         folder.make_secret()
