@@ -46,6 +46,7 @@ NAVIGATION: dict[str, Any] = {
         "Sizing": "sizing.md",
         "The gateway": "gateway.md",
         "The dashboard": "dashboard.md",
+        "A shadow": "shadow.md",
         "Discovery of backends": "discovery.md",
         "Several gateways": "cluster.md",
         "Upgrades": "upgrade.md",
