@@ -337,10 +337,10 @@ class NaivePrograms:
     def use_room(self, model, memories, now):
         if not self.events or not self.queue(model):
             return
-        held = self.serve_oldest(model, "room", now)
-        memories = [m for m in memories if m.status is UP and m is not held]
-        while (best := self.roomiest(memories, self.room)) is not None:
-            fitting = [a for a in self.queue(model)[:4] if self.need(a, now) <= self.room(best)]
+        while True:
+            held = self.serve_oldest(model, "room", now)
+            best = self.roomiest([m for m in memories if m.status is UP and m is not held], self.room)
+            fitting = [] if best is None else [a for a in self.queue(model)[:4] if self.need(a, now) <= self.room(best)]
             if not fitting:
                 return
             self.resume(fitting[0], best, "room", now)
@@ -425,6 +425,8 @@ class NaivePrograms:
             chosen = self.choose(model, rooms, now)
             placed = False
             for agent, need in chosen:
+                if held is None and self.too_long(model, self.config.patience_secs, now) is not None:
+                    break
                 rooms.sort(key=lambda r: (-r[1], r[2] if r[1] == inf else 0))
                 if need <= rooms[0][1]:
                     rooms[0][1] -= need

@@ -116,3 +116,19 @@ def test_programs_of_all_tenants_together_are_bounded():
     assert [p.key.tenant for p in core.programs] == ["C", "D", "E"]
     assert [f"{d.action} {d.reason}" for d in said] == ["reject too_many_programs"]
     core.check()
+
+
+def test_one_of_a_higher_class_that_is_let_in_opens_nothing_that_is_kept_for_the_oldest():
+    t = Timeline(4_000, headroom=0.0)
+    t.start("busy", 2_000)
+    assert t.start("large", 3_000, priority_class=BULK) == "wait no_room"
+    t.at(11)
+    assert t.start("small", 1_000, priority_class=BULK) == "wait no_room"  # what is left is kept for the large one
+    t.at(12)
+    t.start("chat", 500, priority_class=SYSTEM)
+    assert t.program("chat").backend == 0
+    assert t.program("small").backend is None
+    t.at(30)
+    assert t.program("small").backend is None
+    t.release("busy")
+    assert t.program("large").backend == 0

@@ -159,7 +159,11 @@ class ModelPool:
             else:
                 candidates = [candidate for candidate in candidates if candidate.program in self.paused]
             placements = plan_resumes(candidates, rooms, by_class=self._rules.places_by_class)
-            yield from placements
+            for placement in placements:
+                # Behind those of a higher class it may be the turn of one that has waited for long.
+                if held is None and self._waits_too_long(self._patience, now) is not None:
+                    break
+                yield placement
             if not placements:
                 return
 
@@ -171,17 +175,18 @@ class ModelPool:
     def plan_first(self, backends: Sequence[BackendMemory], now: Micros) -> Iterator[PlannedResume]:
         """Yield which of the first waiting programs fit at one of `backends`, those where an event may have left room. The
         caller places each before it asks for the next."""
-        held = yield from self._serve_oldest(now)
-        open_backends = [backend for backend in backends if backend.is_open and backend is not held]
-        best = self._with_most_room(open_backends)
-        # Most events leave no room at all: then one comparison is all they cost.
-        while best is not None and self._has_room_for_smallest(best):
+        while True:
+            # Asked each time: behind one of a higher class it may be the turn of one that has waited for long.
+            held = yield from self._serve_oldest(now)
+            best = self._with_most_room([backend for backend in backends if backend.is_open and backend is not held])
+            # Most events leave no room at all: then one comparison is all they cost.
+            if best is None or not self._has_room_for_smallest(best):
+                return
             room = self.room(best)
             program = next((p for p in self.paused.first(LOOKAHEAD) if self.need(p, now) <= room), None)
             if program is None:
                 return
             yield PlannedResume(program, best.index)
-            best = self._with_most_room(open_backends)
 
     def _has_room_for_smallest(self, backend: BackendMemory) -> bool:
         smallest = self.paused.smallest()
