@@ -272,7 +272,7 @@ def _run_command(arguments: Sequence[str], log: list[str], serving: Any, machine
     stderr, code = io.StringIO(), None
     with (
         serving,
-        mock.patch.object(gateway, "Machine", return_value=machine),
+        mock.patch("maitred.wire.machine.Machine", return_value=machine),
         mock.patch.object(gateway, "open_ports", lambda listeners, machine: listeners),
         mock.patch.object(supervisor, "open_shared", lambda listeners, *_: listeners),
         mock.patch.object(server, "run_server"),
