@@ -1,6 +1,7 @@
 """Faults that can be planted in the gateway, for the test that the world finds each (`test_world_mutants`).
 
-`python tests/testing/world_mutants.py` says for each which seeds of the swarm, from 1 on, find it, and after how many events.
+`python tests/testing/world_mutants.py` prints a table: after how many events of the swarm, from seed 1 on, each is found, and
+which seeds find it in how many events of their own.
 `FOUND_BY` has a seed for each that is cheap.
 """
 
@@ -11,7 +12,7 @@ import logging
 import sys
 from collections.abc import Callable
 from multiprocessing import get_context
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pytest
 
@@ -25,6 +26,10 @@ from maitred.gateway.bodies.body_budget import BodyLease
 from maitred.gateway.forwarding.retries import RetryPolicy
 from maitred.gateway.observe.request_ids import RequestIds
 from maitred.gateway.observe.request_observer import RequestObserver
+from maitred.programs.core import Programs
+from maitred.programs.departures import Departures
+from maitred.programs.model_pool import ModelPool
+from maitred.programs.passes import Passes
 from maitred.scheduler.drivers.admission import RealTimeAdmission, SlotLease
 from maitred.scheduler.drivers.deadline_timer import DeadlineTimer
 from maitred.testing.world.__main__ import play
@@ -153,6 +158,17 @@ def _half_a_line_stays(cut: Any) -> Any:
     return lambda self: None
 
 
+def _oldest_is_passed_over(serve: Any) -> Any:
+    def mutant(self: Any, now: int) -> Any:
+        yield from ()
+
+    return mutant
+
+
+def _newcomer_goes_first(backend_for: Any) -> Any:
+    return lambda self, program, pool, needed, left: pool.place_new(program, needed)
+
+
 def _both(*patches: Patch) -> Patch:
     def patch(monkeypatch: pytest.MonkeyPatch) -> None:
         for each in patches:
@@ -192,47 +208,66 @@ MUTANTS: Final[dict[str, Patch]] = {
     "cap of a class is ignored": _wrap(AdmissionConfig, "class_cap", _cap_is_ignored),
     "nobody is promoted": _wrap(AdmissionPriority, "next_promotion", _never),
     "half a line stays": _wrap(LineFile, "_cut_off_half_line", _half_a_line_stays),
+    "a paused program is never resumed": _wrap(Passes, "_carry_out", _never),
+    "the oldest program is passed over": _wrap(ModelPool, "_serve_oldest", _oldest_is_passed_over),
+    "a wait for memory has no end": _wrap(Departures, "end_wait", _never),
+    "a new program passes those that wait": _wrap(Programs, "_backend_for", _newcomer_goes_first),
 }
 
 
 FOUND_BY: Final = {
-    "slot stays after a failure": 7,
+    "slot stays after a failure": 23,
     "lease is leaked": 14,
-    "head is sent twice": 16,
-    "broken answer ends well": 14,
+    "head is sent twice": 14,
+    "broken answer ends well": 23,
     "client is not closed": 14,
     "input is not logged": 14,
     "ids are mixed up": 14,
     "end is told twice": 14,
     "last piece is lost": 14,
-    "first byte is not told": 8,
-    "victim goes on": 7,
-    "victim's answer is delivered": 7,
-    "retries without end": 8,
-    "budget of retries is ignored": 13,
-    "timer is not brought forward by a reload": 7,
-    "timer is set once": 7,
-    "tenant has more than its limit": 3,
-    "cap of a class is ignored": 7,
-    "nobody is promoted": 7,
-    "half a line stays": 11,
+    "first byte is not told": 22,
+    "victim goes on": 17,
+    "victim's answer is delivered": 17,
+    "retries without end": 28,
+    "budget of retries is ignored": 22,
+    "timer is not brought forward by a reload": 22,
+    "timer is set once": 22,
+    "tenant has more than its limit": 18,
+    "cap of a class is ignored": 14,
+    "nobody is promoted": 11,
+    "half a line stays": 9,
+    "a paused program is never resumed": 21,
+    "the oldest program is passed over": 5,
+    "a wait for memory has no end": 11,
+    "a new program passes those that wait": 11,
 }
 """A seed of the swarm that finds each, in few events."""
 
 
-def search(name: str) -> tuple[str, list[tuple[int, int, str]], int]:
-    """Play the swarm from seed 1 on with a fault in the gateway, for `MAX_EVENTS` events. Return the seeds that find it, each
-    with its events and what is violated; and how many seeds were played."""
+class Found(NamedTuple):
+    """A seed that finds a fault."""
+
+    seed: int
+    num_events: int
+    """Its events."""
+    after_events: int
+    """Those of all seeds up to it."""
+    violation: str
+
+
+def search(name: str) -> tuple[str, list[Found], int]:
+    """Play the swarm from seed 1 on with a fault in the gateway, for `MAX_EVENTS` events. Return which seeds find it, and of
+    how many."""
     logging.disable(logging.CRITICAL)
-    found, num_events, seed = list[tuple[int, int, str]](), 0, 0
+    found, num_events, seed = list[Found](), 0, 0
     with pytest.MonkeyPatch.context() as patches:
         MUTANTS[name](patches)
         while num_events < MAX_EVENTS:
             seed += 1
-            outcome = play(draw_scenario(seed))
+            outcome = play(draw_scenario(seed), stops_at_violation=True)
             num_events += outcome.num_events
             if outcome.violations:
-                found.append((seed, outcome.num_events, outcome.violations[0]))
+                found.append(Found(seed, outcome.num_events, num_events, outcome.violations[0]))
     return name, found, seed
 
 
@@ -243,10 +278,11 @@ def main() -> int:
     with get_context("fork").Pool(2) as pool:
         for name, found, num_seeds in pool.imap(search, names):
             is_missed |= not found
-            seeds = ", ".join(f"{seed} ({count:,})" for seed, count, _ in found)
-            sys.stdout.write(f"{name}: {seeds or 'not found'} of {num_seeds} seeds\n")
-            for _, _, violation in found[:1]:
-                sys.stdout.write(f"    {violation[:200]}\n")
+            cheapest = ", ".join(f"{each.seed} ({each.num_events:,})" for each in sorted(found, key=lambda e: e.num_events)[:5])
+            first = f"{found[0].after_events:,} (seed {found[0].seed})" if found else "not found"
+            sys.stdout.write(f"{name:42} {first:22} {len(found):3} of {num_seeds}  {cheapest}\n")
+            if found:
+                sys.stdout.write(f"    {found[0].violation[:200]}\n")
             sys.stdout.flush()
     return int(is_missed)
 

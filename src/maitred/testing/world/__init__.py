@@ -23,7 +23,7 @@ What is played with the gateway in it (docs/world.md):
     invariants.py  what must hold; books.py: requests and slots, by the log of decisions; engine_books.py: by what engines saw;
                    program_books.py: the requests of agent programs
     behaviours.py  what clients do; clients.py and answers.py: what they see
-    engines.py     emulated engines and their faults; chaos.py: all kinds of faults
+    engines.py     emulated engines and their faults; lies.py: wrong pages of them; chaos.py: all kinds of faults
 """
 
 from __future__ import annotations

@@ -28,6 +28,9 @@ from maitred.testing.world.loop import VirtualLoop
 
 PATIENCE_SECS: Final = 900.0
 MODEL: Final = "emulated"
+"""What engines serve."""
+OTHER_MODEL: Final = "another"
+"""What one of them serves at times."""
 _SDK_RETRIES: Final = 2
 _SDK_OBEYS_SECS: Final = 60
 """The longest `Retry-After` that all SDKs obey."""
@@ -42,6 +45,7 @@ class ClientPlan(msgspec.Struct, frozen=True):
     tenant: str = "acme"
     max_tokens: int = 40
     think_secs: float = 2.0
+    model: str = MODEL
 
 
 class Ledger:
@@ -103,12 +107,15 @@ class Client:
         self._num_sent += 1
         mark = f"{self.name}-{self._num_sent}"
         tokens = self.random.randint(1, self.plan.max_tokens)
-        sent = Sent(mark, tokens, streams, self.loop.micros, self.loop.create_future(), self.plan.priority)
+        sent = Sent(mark, tokens, streams, self.loop.micros, self.loop.create_future(), self.plan.priority, self.plan.model)
         headers = {"x-smg-priority": self.plan.priority, "x-smg-tenant-id": self.plan.tenant}
         if self.plan.kind == "program":
             headers["x-program-id"] = self.name
-        prompt = "word " * self.random.randint(1, 200)
-        data = request_bytes(sent, prompt, MODEL, headers)
+        words = self.random.randint(1, 200)
+        if self.plan.kind == "program":  # What it has asked and got before is in its prompt.
+            words += 150 * (self._num_sent - 1)
+        prompt = "word " * words
+        data = request_bytes(sent, prompt, self.plan.model, headers)
         sent.unsent_bytes = len(data)
         return sent, data
 

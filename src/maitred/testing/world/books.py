@@ -165,6 +165,10 @@ class Books:
         self._pools[entry["pool"]].capacity = entry["capacity"]
         return iter(())
 
+    def _on_forget(self, entry: Line) -> Iterator[str]:
+        self._pools.pop(entry["pool"], None)
+        return iter(())
+
     def _on_submit(self, entry: Line) -> Iterator[str]:
         asked_class = PriorityClass[entry["class"].upper()]
         request = Booked(entry.get("client_id", ""), entry["pool"], asked_class, entry["tenant"], entry["at"])
@@ -342,6 +346,7 @@ _INPUTS: Final[Mapping[str, Callable[[Books, Line], Iterator[str]]]] = {
     "open": Books._on_open,
     "reconfigure": Books._on_reconfigure,
     "resize": Books._on_resize,
+    "forget": Books._on_forget,
     "submit": Books._on_submit,
     "first_byte": Books._on_first_byte,
     "release": Books._on_release,

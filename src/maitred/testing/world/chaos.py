@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 import msgspec
 
 from maitred.admission import ClassConfig, ClassesConfig, TenantPolicy
+from maitred.testing.world.behaviours import MODEL, OTHER_MODEL
+from maitred.testing.world.lies import LIES
 from maitred.testing.world.machine import tear
 
 if TYPE_CHECKING:
@@ -42,11 +44,13 @@ async def _repeat(stage: S, name: str, harm: Harm[S], mean_secs: float) -> None:
             return
         stage.note_fault(name)
         stage.num_harms += 1
+        began_at = stage.loop.micros
         try:
             await harm(stage, random)
         finally:
             stage.num_harms -= 1
             stage.mended_at = stage.loop.micros
+            stage.harms.append((name, began_at, stage.mended_at))
 
 
 def _engine(stage: Scene, random: Random) -> Engine:
@@ -147,6 +151,28 @@ async def _lag(stage: Scene, random: Random) -> None:
         await asyncio.sleep(random.choice((2.0, 20.0)))
     finally:
         engine.set_lag(False)
+
+
+async def _lie(stage: Scene, random: Random) -> None:
+    engine = _engine(stage, random)
+    engine.lie = LIES[random.choice(sorted(LIES))]
+    try:
+        await asyncio.sleep(random.choice((2.0, 20.0)))
+    finally:
+        engine.lie = None
+
+
+async def _other_model(stage: Scene, random: Random) -> None:
+    """Have an engine come back with another model, and later with its own one."""
+    engine = _engine(stage, random)
+    engine.crash()
+    try:
+        await asyncio.sleep(random.choice((0.01, 2.0)))
+        engine.boot(model=OTHER_MODEL)
+        await asyncio.sleep(random.choice((2.0, 15.0)))
+    finally:
+        engine.crash()
+        engine.boot(model=MODEL)
 
 
 async def _drain(stage: Stage, random: Random) -> None:
@@ -282,6 +308,8 @@ COMMON_FAULTS: Final[dict[str, tuple[Harm[Scene], float]]] = {
 """Faults of engines, connections and time."""
 FAULTS: Final[dict[str, tuple[Harm[Stage], float]]] = {
     **COMMON_FAULTS,
+    "lie": (_lie, 10.0),
+    "other model": (_other_model, 15.0),
     "drain": (_drain, 10.0),
     "reload": (_reload, 5.0),
     "kill": (_kill, 10.0),

@@ -50,6 +50,7 @@ class Sent:
     ended: asyncio.Future[Fate]
     priority: str = "default"
     """The class that it asks for."""
+    model: str = ""
     unsent_bytes: int = 0
     """What of it the client has not sent yet."""
     begins_at: int = 0

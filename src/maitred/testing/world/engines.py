@@ -4,8 +4,9 @@
     fail       they get a 500 at once
     stall      `/health` says nothing
     lag        the page of metrics is as old as the fault
+    lie        its pages contradict what it does (`lies`)
     crash      the process ends within an instant: every connection is reset, wherever its bytes stand
-    restart    it comes back, with another limit if it is given one
+    restart    it comes back, with another limit or model if it is given one
 
 An engine that is told to die at a byte crashes when its peers have read that many bytes of it.
 """
@@ -21,9 +22,10 @@ from maitred.emulator import EngineConfig
 from maitred.emulator.engine import REQUEST_ID, EngineApp
 from maitred.emulator.metrics import CONTENT_TYPE
 from maitred.instance import InstanceConfig
+from maitred.testing.world.lies import Lie
 from maitred.testing.world.machine import MemoryMachine
 from maitred.testing.world.transport import Connection
-from maitred.wire.exchange import ApiError, Exchange, send_bytes, send_error
+from maitred.wire.exchange import ApiError, Exchange, send_bytes, send_error, send_json
 from maitred.wire.server import App, running_server
 
 PORT = 8000
@@ -52,6 +54,10 @@ class Engine:
         self.entry_secs = 0.0
         """Seconds from the arrival of a request to its wait queue; with more than 0 it comes too late for the step that begins
         as it arrives."""
+        self.lie: Lie | None = None
+        """What its pages say in place of the truth."""
+        self.num_lies = 0
+        """Pages on which it has said something else."""
         self.dies_in_bytes: int | None = None
         """Bytes that its peers may still read before it crashes; None: as many as they like."""
         self._config, self._instance = config, instance
@@ -71,9 +77,11 @@ class Engine:
         """Whether its process runs."""
         return self._stopping is not None
 
-    def boot(self, max_num_seqs: int | None = None) -> None:
-        """Start the process, unless it runs, with another limit of its batch if one is given."""
+    def boot(self, max_num_seqs: int | None = None, model: str | None = None) -> None:
+        """Start the process, unless it runs, with another limit of its batch, or another model, if one is given."""
         if self._stopping is None:
+            if model is not None:
+                self._config = msgspec.structs.replace(self._config, model=model)
             if max_num_seqs is not None:
                 self._instance = msgspec.structs.replace(self._instance, max_num_seqs=max_num_seqs)
             self._stopping = asyncio.Event()
@@ -126,6 +134,14 @@ class Engine:
             await _wait_until_gone(exchange)
         elif path == "/metrics" and self._old_page is not None:
             send_bytes(exchange, 200, self._old_page, CONTENT_TYPE)
+        elif self.lie is not None and path == "/metrics":
+            page = app.metrics_page()
+            told = self.lie.told(page)
+            self.num_lies += told != page
+            send_bytes(exchange, 200, told, CONTENT_TYPE)
+        elif self.lie is not None and path == "/server_info" and self.lie.slots is not None:
+            self.num_lies += 1
+            send_json(exchange, 200, {"max_running_requests": self.lie.slots})
         else:
             await app(exchange)
 

@@ -16,12 +16,13 @@ import msgspec
 
 from maitred.core.decisions import LOG_ROOM, DecisionLog
 from maitred.core.errors import InvariantError
-from maitred.core.units import SECOND
+from maitred.core.units import SECOND, from_seconds
 from maitred.replay import replay
+from maitred.testing.world.behaviours import MODEL
 from maitred.testing.world.books import Books
 from maitred.testing.world.clients import Fate, Sent, is_late_head
 from maitred.testing.world.engine_books import EngineBooks
-from maitred.testing.world.program_books import check_programs
+from maitred.testing.world.program_books import ProgramBooks
 from maitred.testing.world.streams import Stream
 from maitred.testing.world.threads import ThreadWork
 from maitred.testing.world.transport import MemoryTransport
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from maitred.testing.world.process import GatewayProcess, Life
     from maitred.testing.world.stage import Scene, Stage
 
+_LEAVE_ENGINES_ALONE = frozenset(("lie", "lag", "fail", "hang", "reload", "slow disk", "full disk", "hung disk"))
+"""Faults with which the gateway learns in time what engines serve."""
 _MAX_IDLE_PER_BACKEND = 2
 """Connections to a backend that an idle gateway may have, for its polls."""
 
@@ -85,7 +88,25 @@ def check_end(stage: Stage) -> Iterator[str]:
     """Yield what does not hold when everything has ended."""
     yield from check_left_over(stage)
     yield from check_requests(stage, lambda mark: stage.process)
+    yield from _unknown_models(stage)
     yield from _decisions(stage)
+
+
+def _unknown_models(stage: Stage) -> Iterator[str]:
+    """Yield which requests were told that nobody serves their model, although no fault has kept the gateway from an engine for
+    a while."""
+    slack = from_seconds(3 * stage.scenario.poll_secs + 5.0)
+    harms = [(began_at, ended_at) for name, began_at, ended_at in stage.harms if name not in _LEAVE_ENGINES_ALONE]
+    for mark, sent in stage.ledger.sent.items():
+        if sent.model != MODEL or not _is_told_unknown(sent):
+            continue
+        since, until = sent.sent_at - slack, sent.ended_at or stage.loop.micros
+        if since >= stage.process.lives[0].began_at and not any(b <= until and e >= since for b, e in harms):
+            yield f"request {mark} was told that nobody serves {MODEL}"
+
+
+def _is_told_unknown(sent: Sent) -> bool:
+    return sent.answer is not None and (sent.status == 404 or b'"no_healthy_backend"' in sent.answer.body)
 
 
 def check_left_over(scene: Scene) -> Iterator[str]:
@@ -161,7 +182,7 @@ def _decisions(stage: Stage) -> Iterator[str]:
         lines = next((each for each in lives if life.began_at <= _began_at(each) < _end_of(life, stage)), [])
         yield from check_replay(lines, may_lack_lines=life.may_lack_lines)
         yield from books.read(lines)
-        yield from check_programs(lines, may_lack_lines=life.may_lack_lines)
+        yield from ProgramBooks(stage.stood_still).read(lines, may_lack_lines=life.may_lack_lines)
         yield from books.end_life(life.began_at, _end_of(life, stage), may_lack_lines=life.may_lack_lines)
     stage.reasons.update(books.reasons)
     engines = EngineBooks((run for engine in stage.engines for run in engine.runs), stage.stood_still)

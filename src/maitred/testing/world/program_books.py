@@ -1,37 +1,188 @@
-"""Program books: which requests of agent programs have memory, kept once more from the log of decisions.
+"""Program books: which agent programs have memory, and which wait for it, kept once more from the log of decisions.
 
 - a request asks for a slot only while its program has memory: one that waits for memory holds no slot
 - what has begun in the programs ends there
+- no request waits for memory for longer than `max_wait_secs`
+- nobody waits for memory that nobody uses: not while every program that has some works with its tools, for long enough that it
+  is taken from them
+- a program that has just come takes no memory while others of its model wait for some
+- where there is one engine, nobody passes the program whose turn it is, once that has waited for `patience_secs`
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import msgspec
 
+from maitred.core.request import PriorityClass
+from maitred.core.units import MILLISECOND, Micros, from_seconds
+from maitred.programs.config import ProgramsConfig
 
-def check_programs(lines: Iterable[bytes], *, may_lack_lines: bool) -> Iterator[str]:
-    """Yield what does not hold of the log of one life of a gateway, of which the last lines may be missing."""
-    has_memory: dict[int, bool] = {}
-    for line in lines:
-        entry = msgspec.json.decode(line)
-        if entry["room"] == "programs" and "raised" not in entry:
-            _note(entry, has_memory)
-        elif entry["room"] == "admission" and entry.get("input") == "submit" and not has_memory.get(entry["id"], True):
-            yield f"{entry.get('client_id')} asks for a slot, and its program waits for memory"
-    if not may_lack_lines:
-        for number in has_memory:
-            yield f"request {number} is left in its program"
+MAX_LATE: Final = 100 * MILLISECOND
+"""How late a decision may be that time alone leads to."""
 
 
-def _note(entry: Any, has_memory: dict[int, bool]) -> None:
-    """Note whether a request that has begun and not ended was granted memory."""
-    given, decision = entry.get("input"), entry.get("decision")
-    if given == "begin":
-        has_memory[entry["request"]["id"]] = False
-    elif given == "end":
-        has_memory.pop(entry["id"], None)
-    elif decision is not None and decision["request"] in has_memory:
-        has_memory[decision["request"]] = decision["action"] == "grant"
+@dataclass(slots=True)
+class _Program:
+    """A program that is known."""
+
+    model: str
+    tenant: str
+    priority_class: PriorityClass
+    has_place: bool = False
+    waits: dict[int, Micros] = field(default_factory=dict)
+    """Its requests that wait, each with the instant from which on it does."""
+
+    @property
+    def waits_since(self) -> Micros:
+        return min(self.waits.values())
+
+
+class ProgramBooks:
+    """The books of one life of a gateway."""
+
+    def __init__(self, is_excused: Callable[[Micros, Micros], bool]) -> None:
+        """`is_excused` says whether time has passed between two instants in which no program ran."""
+        self._is_excused = is_excused
+        self._config = ProgramsConfig()
+        self._begun: dict[int, Any] = {}
+        """The requests that have begun and not ended, as they came."""
+        self._serials: dict[int, int] = {}
+        """The programs of those that were decided on."""
+        self._granted: set[int] = set()
+        self._programs: dict[int, _Program] = {}
+        self._up: dict[int, list[str]] = {}
+        """The backends that may have programs, each with its models."""
+        self._num_backends = 0
+        self._quiet_since: Micros = 0
+        """Since when no request is under way, and backends and places have been as they are."""
+
+    def read(self, lines: Iterable[bytes], *, may_lack_lines: bool) -> Iterator[str]:
+        """Yield what does not hold of a log, of which the last lines may be missing."""
+        for line in lines:
+            entry = msgspec.json.decode(line)
+            if entry["room"] == "programs" and "raised" not in entry:
+                if (decision := entry.get("decision")) is not None:
+                    yield from self._on_decision(decision)
+                elif "input" in entry:
+                    yield from self._check_waits(entry["at"])
+                    self._on_input(entry)
+            elif entry["room"] == "admission" and entry.get("input") == "submit" and self._lacks_memory(entry["id"]):
+                yield f"{entry.get('client_id')} asks for a slot, and its program waits for memory"
+        if not may_lack_lines:
+            for number in self._begun:
+                yield f"request {number} is left in its program"
+
+    def _lacks_memory(self, number: int) -> bool:
+        return number in self._begun and number not in self._granted
+
+    def _on_input(self, entry: Mapping[str, Any]) -> None:
+        kind = entry["input"]
+        if kind in ("open", "reconfigure"):
+            self._config = msgspec.convert(entry["config"], ProgramsConfig)
+        elif kind == "begin":
+            self._begun[entry["request"]["id"]] = entry["request"]
+        elif kind == "end":
+            self._forget(entry["id"], entry["at"])
+        elif kind == "set_backend":
+            self._num_backends = max(self._num_backends, entry["index"] + 1)
+            models = entry["models"] if entry["status"] == "up" else []
+            if self._up.get(entry["index"]) != models:
+                self._up[entry["index"]], self._quiet_since = models, entry["at"]
+
+    def _forget(self, number: int, at: Micros) -> None:
+        """Forget a request that has ended."""
+        self._begun.pop(number, None)
+        self._granted.discard(number)
+        if not self._granted:
+            self._quiet_since = at
+        if (program := self._programs.get(self._serials.pop(number, -1))) is not None:
+            program.waits.pop(number, None)
+
+    def _on_decision(self, decision: Mapping[str, Any]) -> Iterator[str]:
+        serial, action, reason = decision["program"], decision["action"], decision["reason"]
+        number, at = decision["request"], decision["at"]
+        asked = self._begun.get(number)
+        if asked is not None and action in ("grant", "wait", "reject"):
+            program = self._program(serial, number, asked)
+            if action == "grant":
+                if reason == "placed":
+                    yield from self._check_newcomer(program, number)
+                program.has_place = True
+                program.waits.pop(number, None)
+                self._granted.add(number)
+            elif action == "wait":
+                program.waits[number] = at
+                self._granted.discard(number)
+            else:
+                program.waits.pop(number, None)
+        elif action == "end":
+            self._quiet_since = at
+            self._programs.pop(serial, None)
+        elif (known := self._programs.get(serial)) is not None and action in ("pause", "resume"):
+            if reason == "room":
+                yield from self._check_turn(known, at)
+            known.has_place, self._quiet_since = action == "resume", at
+
+    def _program(self, serial: int, number: int, asked: Mapping[str, Any]) -> _Program:
+        priority_class = PriorityClass(asked["priority_class"])
+        program = self._programs.get(serial)
+        if program is None:
+            program = self._programs[serial] = _Program(asked["model"], asked["tenant"], priority_class)
+        if self._serials.get(number) != serial:
+            self._serials[number], program.priority_class = serial, priority_class
+        return program
+
+    def _waiting(self, model: str) -> list[_Program]:
+        """Return the programs of a model that have no place, and requests that wait for one."""
+        return [each for each in self._programs.values() if each.waits and not each.has_place and each.model == model]
+
+    def _check_newcomer(self, program: _Program, number: int) -> Iterator[str]:
+        others = sum(each is not program for each in self._waiting(program.model))
+        if others:
+            yield f"request {number} gets memory as it comes, and {others} programs wait for some"
+
+    def _check_turn(self, program: _Program, at: Micros) -> Iterator[str]:
+        """Yield whether a program that is resumed passes the one whose turn it is."""
+        if self._num_backends != 1 or self._config.mode != "tr":
+            return
+        overdue = at - from_seconds(self._config.patience_secs)
+        is_overdue = bool(program.waits) and program.waits_since <= overdue
+        waiting = [each for each in self._waiting(program.model) if each is not program]
+        if not waiting:
+            return
+        highest = max(each.priority_class for each in [program, *waiting] if each.waits)
+        for other in waiting:
+            if other.priority_class is not highest or other.waits_since > overdue:
+                continue
+            is_own = other.tenant == program.tenant and program.priority_class is highest
+            if not is_overdue or (is_own and other.waits_since < program.waits_since):
+                yield f"requests {list(program.waits)} get memory, and {list(other.waits)} wait since {other.waits_since}"
+                return
+
+    def _check_waits(self, now: Micros) -> Iterator[str]:
+        """Yield who waits too long at an instant."""
+        config = self._config
+        longest = from_seconds(config.max_wait_secs) + MAX_LATE
+        is_empty = not any(program.has_place for program in self._programs.values())
+        kept = 0.0 if is_empty else max(config.displace_secs, config.patience_secs)
+        quiet = from_seconds(kept + 2 * config.scheduler_interval_secs) + MAX_LATE
+        for program in self._programs.values():
+            for number, since in list(program.waits.items()):
+                if now - since > longest and not self._is_excused(since, now):
+                    yield f"request {number} has waited for memory for {now - since} us"
+                    del program.waits[number]
+            if program.waits and not program.has_place and not self._granted and self._may_have_all(program):
+                since = max(program.waits_since, self._quiet_since)
+                if now - since > quiet and not self._is_excused(since, now):
+                    yield f"requests {list(program.waits)} wait for memory, and for {now - since} us nothing has used it"
+                    program.waits.clear()
+
+    def _may_have_all(self, program: _Program) -> bool:
+        """Return whether a backend serves the model of a program, and no other program has a place or a turn before it."""
+        others = (each for each in self._programs.values() if each is not program and (each.has_place or each.waits))
+        is_served = any(program.model in models for models in self._up.values())
+        return is_served and all(other.priority_class <= program.priority_class for other in others)

@@ -55,6 +55,12 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     has_programs: bool = False
     program_tokens: int | None = None
     """Tokens of KV memory of each engine that programs share; None: what engines say."""
+    program_wait_secs: float = 60.0
+    """Seconds that a program may wait for memory: fewer than the patience of clients."""
+    patience_secs: float = 10.0
+    """Seconds after which memory is kept for it."""
+    displace_secs: float = 300.0
+    """Seconds after which it gets that of programs whose tools work."""
     keepalive_secs: float = 0.0
     poll_secs: float = 5.0
     """Seconds between two polls of an engine."""
@@ -100,6 +106,11 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
             admission=admission,
             routing=RoutingConfig(policy=self.policy),
             programs=ProgramsConfig(
-                mode="tr" if self.has_programs else "off", state="none", backend_capacity_tokens=self.program_tokens
+                mode="tr" if self.has_programs else "off",
+                state="none",
+                backend_capacity_tokens=self.program_tokens,
+                max_wait_secs=self.program_wait_secs,
+                patience_secs=self.patience_secs,
+                displace_secs=self.displace_secs,
             ),
         )

@@ -6,8 +6,8 @@
     faults       of the kinds of `chaos`, and an operator
 
 The clients come, the faults last for `fault_secs` and are mended, the clients end, and the gateway is left alone until it has
-forgotten them (`IDLE_SECS`). Then it gets SIGTERM. What must hold is checked on the way (`invariants`); what does not is in
-`Outcome.violations`.
+forgotten them (at most `IDLE_SECS`). Then it gets SIGTERM. What must hold is checked on the way (`invariants`); what does not
+is in `Outcome.violations`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from maitred.testing.world.stage import Stage
 
 IDLE_SECS: Final = 90.0
 """Seconds after which a gateway without requests has closed its idle connections."""
+_LOOK_SECS: Final = 10.0
+"""Seconds between two looks whether it has."""
 
 
 class Outcome(msgspec.Struct):
@@ -109,12 +111,19 @@ class Simulation:
         for ended in await asyncio.gather(*troubles, return_exceptions=True):
             if isinstance(ended, Exception):
                 raise ended
-        await asyncio.sleep(IDLE_SECS)
-        stage.ledger.violations.extend(invariants.check_idle(stage))
+        stage.ledger.violations.extend(await self._become_idle())
         await stage.process.stop()
         stage.loop.after_turn = None
         for engine in stage.engines:
             await engine.close()
+
+    async def _become_idle(self) -> list[str]:
+        """Leave the gateway alone until nothing is left in it. Return what is left all the same."""
+        left, until = ["nothing has been looked at yet"], self.stage.loop.time() + IDLE_SECS
+        while left and self.stage.loop.time() < until:
+            await asyncio.sleep(_LOOK_SECS)
+            left = list(invariants.check_idle(self.stage))
+        return left
 
     def _on_ended(self) -> None:
         self.stage.ledger.violations.extend(invariants.check_ended(self.stage))

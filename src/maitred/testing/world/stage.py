@@ -125,6 +125,8 @@ class Scene:
         """The same, by the state of the requests that they met."""
         self.num_harms = 0
         """Faults that are not mended yet."""
+        self.harms: list[tuple[str, Micros, Micros]] = []
+        """The faults that are mended, each with the instants of its beginning and its end."""
         self.mended_at: Micros = 0
         """When the last one was."""
         self.settings: GatewaySettings

@@ -10,7 +10,7 @@ from random import Random
 from typing import Final
 
 from maitred.core.units import Micros
-from maitred.testing.world.behaviours import KINDS, ClientPlan
+from maitred.testing.world.behaviours import KINDS, MODEL, OTHER_MODEL, ClientPlan
 from maitred.testing.world.chaos import FAULTS
 from maitred.testing.world.scenario import Scenario
 from maitred.testing.world.streams import LinkConfig
@@ -35,13 +35,18 @@ def draw_scenario(seed: int) -> Scenario:
     random = Random(f"{seed}/scenario")
     num_engines = random.choice((1, 1, 1, 2, 3))
     kinds = random.sample(sorted(KINDS), random.randint(1, len(KINDS)))
+    has_programs = random.random() < 0.3
+    if has_programs:
+        kinds += ["program"] * len(kinds)
     mixture = random.choice(_MIXTURES)
+    faults = _draw_faults(random)
+    models = (MODEL, MODEL, MODEL, OTHER_MODEL) if "other model" in faults else (MODEL,)
     return Scenario(
         seed=seed,
-        clients=tuple(_draw_client(random, random.choice(kinds), mixture) for _ in range(random.randint(4, 16))),
+        clients=tuple(_draw_client(random, random.choice(kinds), mixture, models) for _ in range(random.randint(6, 16))),
         num_engines=num_engines,
         engine_limits=tuple(random.choice((1, 2, 4, 16)) for _ in range(num_engines)),
-        step_ms=random.choice((8.0, 40.0, 100.0)),
+        step_ms=random.choice((8.0, 100.0, 100.0)),
         hides_slots=random.random() < 0.5,
         slots_per_backend=random.choice((None, 1, 1, 2, 2, 4)),
         retries_per_sec=random.choice((10.0, 0.1, 0.1)),
@@ -52,15 +57,18 @@ def draw_scenario(seed: int) -> Scenario:
         tenant_class=random.choice((None, None, "default")),
         queue_secs=random.choice((None, None, 3.0)),
         policy=random.choice(_POLICIES),
-        has_programs=random.random() < 0.3,
+        has_programs=has_programs,
         poll_secs=random.choice((1.0, 5.0, 5.0)),
         keepalive_secs=random.choice((0.0, 0.0, 1.0)),
-        faults=_draw_faults(random),
+        faults=faults,
         fault_secs=random.choice((20.0, 60.0)),
         fault_pace=random.choice((1.0, 3.0)),
         link=draw_link(random, LinkConfig().delay),
         starve_secs=random.choice((None, 0.5, 2.0)),
-        program_tokens=random.choice((None, None, 2_000)),
+        program_tokens=random.choice((None, 1_000, 1_500, 2_500)),
+        program_wait_secs=random.choice((60.0, 30.0, 5.0)),
+        patience_secs=random.choice((10.0, 2.0)),
+        displace_secs=random.choice((300.0, 12.0)),
     )
 
 
@@ -78,12 +86,13 @@ def _draw_faults(random: Random) -> tuple[str, ...]:
     return tuple(sorted(common | set(random.sample(others, random.randint(0, _MOST_OTHER_FAULTS)))))
 
 
-def _draw_client(random: Random, kind: str, mixture: Sequence[str]) -> ClientPlan:
+def _draw_client(random: Random, kind: str, mixture: Sequence[str], models: Sequence[str]) -> ClientPlan:
     return ClientPlan(
         kind=kind,
-        num_requests=random.choice((2, 4, 8, 16)),
+        num_requests=random.choice((1, 2, 4, 8)),
         priority=random.choice(mixture),
         tenant=random.choice(("acme", "beta", "gamma")),
         max_tokens=random.choice((1, 10, 30, 60)),
-        think_secs=random.choice((0.01, 0.1, 0.5, 3.0)),
+        think_secs=random.choice((0.01, 0.1, 0.1, 1.0)),
+        model=random.choice(models),
     )
