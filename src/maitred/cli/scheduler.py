@@ -113,7 +113,7 @@ def _make_scheduler(sources: ConfigSources, loaded: LoadedConfig, output: LogOut
         log_output=output,
         machine=machine,
         port=port,
-        election=open_election(link.election, link, machine.random),
+        election=open_election(link.election, link, machine.random, machine.clock),
         pages=(link.pages_host, link.pages_port),
     )
 

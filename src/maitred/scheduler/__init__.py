@@ -11,6 +11,7 @@ ejection.py     which backends are left alone for a while (sans-IO)
 link_config.py  the keys by which gateways and schedulers find each other
 addresses.py    where a scheduler listens for gateways in other processes
 redis_clients.py clients of Redis by URL
+kube_clients.py clients of the API of Kubernetes
 
 The rooms: drivers (the cores in real time), programs (what is known of programs beside their core), backends (the engines
 behind a gateway), discovery (what finds them), engines (what they say of themselves).

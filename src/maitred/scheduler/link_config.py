@@ -14,7 +14,7 @@ from maitred.core.errors import quote
 from maitred.scheduler.addresses import LinkAddress
 
 _ANY_HOST: Final = ("0.0.0.0", "::")  # noqa: S104 - nothing is bound to them here
-ELECTION_SCHEMES: Final = ("file:", "redis:", "rediss:", "redis+sentinel:", "redis+cluster:")
+ELECTION_SCHEMES: Final = ("file:", "redis:", "rediss:", "redis+sentinel:", "redis+cluster:", "kubernetes:")
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -43,7 +43,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Name of this process on the pages and in the logs of others. Null: the name of the machine."""
     election: str | None = None
     """Where schedulers elect the one that leads: `redis://HOST:PORT`, `rediss://`, `redis+sentinel://HOST:PORT,HOST:PORT/NAME`,
-    `redis+cluster://HOST:PORT`, or `file:/path` on one machine. Null: this scheduler is the only one."""
+    `redis+cluster://HOST:PORT`, `kubernetes:` or `kubernetes:NAMESPACE` (a Lease), or `file:/path` on one machine. Null: this
+    scheduler is the only one."""
     election_name: str = "maitred"
     """Name under which the schedulers of one fleet of backends meet there."""
     lease_secs: float = 2.0

@@ -5,4 +5,5 @@ driver.py         runs the sources of one scheduler, and carries the decisions o
 static.py         backends that are written down
 file_source.py    a file that something else writes, in the format of Prometheus
 dns.py            every address of a name
+kubernetes.py     a service or an InferencePool; kube_objects.py: what the API says of them
 """
