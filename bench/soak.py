@@ -41,8 +41,9 @@ from random import Random
 import msgspec
 
 import processes
-from maitred.core.decisions import DecisionLog
-from maitred.replay import replay
+from maitred.files.rotated import in_order, read_lines
+from maitred.replay import ROOMS
+from maitred.replay.verify import Verifier
 from measuring import calibrate, cpu_of, resident_bytes
 from soak_clients import SoakSeen
 from soak_engine import FAULTS
@@ -204,15 +205,9 @@ def settings(folder: Path, random: Random) -> str:
 
 def replay_problems(folder: Path) -> tuple[int, list[str]]:
     """Run the decision log of all its files again. Return its number of lines, and what differs."""
-    paths = sorted(folder.glob("decisions.jsonl*"), key=lambda path: (path.suffix == ".jsonl", path.name))  # the newest is last
-    lines = [line for path in paths for line in path.read_bytes().splitlines(keepends=True)]
-    problems = []
-    again: list[bytes] = []
-    replay(lines, DecisionLog(again.append))
-    if again != lines:
-        first = next((n for n, (a, b) in enumerate(zip(again, lines, strict=False)) if a != b), min(len(again), len(lines)))
-        problems.append(f"replay: {len(again)} lines of {len(lines)}, the first that differs is {first}")
-    return len(lines), problems
+    (paths,) = in_order(folder.glob("decisions.jsonl*")).values()
+    found = Verifier(ROOMS).run(read_lines(paths))
+    return found.num_lines, [] if found.difference is None else [f"replay: {found.difference}"]
 
 
 def book_problems(gateway: processes.GatewayProcess, engines: list[EngineProcess], seen: SoakSeen) -> Iterator[str]:

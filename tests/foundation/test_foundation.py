@@ -139,7 +139,7 @@ def test_a_decision_log_is_lines_of_json_in_a_fixed_order() -> None:
     log.log_input("admission", Release(7, 3, ReleaseReason.DRAINED))
     log.log_decisions("admission", [Decision(7, 3, Action.ADMIT, Reason.SLOT_FREE)])
     assert lines == [
-        b'{"room":"log","version":2}\n',
+        b'{"room":"log","version":3}\n',
         b'{"at":7,"end":"drained","id":3,"input":"release","room":"admission"}\n',
         b'{"decision":{"at":7,"subject":3,"action":"admit","reason":"slot_free","other":null,"retry_after":null},"room":"admission"}\n',
     ]

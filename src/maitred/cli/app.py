@@ -40,6 +40,7 @@ from maitred.cli import (
     study,
     traces,
     validation,
+    verify,
 )
 from maitred.cli.flags import Command, documented
 from maitred.cli.smg_flags import spread_values
@@ -70,6 +71,7 @@ _COMMANDS: Final[Mapping[str, Command[Any] | Callable[..., None]]] = {
     "check": check.run,
     "calibrate": calibration.calibrate,
     "validate": validation.validate,
+    "verify": verify.verify,
 }
 
 

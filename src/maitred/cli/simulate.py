@@ -87,7 +87,7 @@ def run(flags: SimulateFlags) -> None:
     The workload is a recorded trace (--trace), a file that describes clients (--workload-spec), or one stream of requests
     (--rate and --num-requests).
     """
-    from maitred.core.decisions import DecisionLog
+    from maitred.core.decisions import DecisionLog, SealedLines
     from maitred.report import By, StreamingSummary, assess, fitness, summarise
     from maitred.report.costs import cost_warnings
     from maitred.sim import simulate
@@ -108,6 +108,7 @@ def run(flags: SimulateFlags) -> None:
         jobs = build_jobs(load, flags.seed, trace, workload, as_flag)
         files = open_outputs(flags, _inputs(flags), trace, stack)
         recording = stack.enter_context(recorded_run(jobs, flags.trace_target, summary_only=bool(flags.summary_only)))
+        decisions = SealedLines(files.decisions.write) if files.decisions else None
         began = monotonic()
         with progress_bar(quiet=bool(flags.quiet)) as show:
             results = recording.results = simulate(
@@ -116,12 +117,14 @@ def run(flags: SimulateFlags) -> None:
                 seed=flags.run_seed,
                 horizon=last,
                 progress=request_progress(load, trace, show),
-                log=DecisionLog(files.decisions.write) if files.decisions else None,
+                log=DecisionLog(decisions.write) if decisions else None,
                 sink=streaming.add if streaming else None,
                 sample_every=_sample_distance(flags, files, config.cluster.num_instances),
                 log_itl=streaming is None,
             )
         took = monotonic() - began
+        if decisions is not None:
+            decisions.close()
         summary = streaming.summary(results) if streaming else summarise(results, targets, _breakdowns(flags, per, results))
         score, setup = None if weights is None else fitness(summary, weights), _setup(flags, stated, config, last)
         assessment = assess(results, summary, setup, warmup)

@@ -5,7 +5,7 @@ is named after. A driver calls these methods. Without a log they make no struct;
 the input as soon as it has been taken, and then one of each decision. The log has all on which decisions depend, so a core
 that is given the inputs again (`core.replay`) takes the same decisions, byte for byte. Example:
 
-    {"room":"log","version":2}
+    {"room":"log","version":3}
     {"at":0,"config":{...},"input":"open","pools":{"m":2},"room":"admission"}
     {"at":7,"class":"default","cost":1,"id":3,"input":"submit","load":{...},"pool":"m",...,"room":"admission"}
     {"decision":{"at":7,"subject":3,"action":"admit","reason":"slot_free",...},"room":"admission"}
@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Final, Protocol
+from zlib import crc32
 
 import msgspec
 
@@ -24,17 +25,47 @@ from maitred.core.printing import printable_json
 from maitred.core.request import RequestId
 from maitred.core.units import Micros
 
-LOG_VERSION: Final = 2
-"""The version of the lines. Version 1 had no version line, and lacks the inputs that raised."""
+LOG_VERSION: Final = 3
+"""The version of the lines. Version 1 had no version line, and lacks the inputs that raised; version 2 had no seals."""
 LOG_BEGINS: Final = (b'{"at":', b'{"change":{', b'{"decision":{', b'{"room":"log"')
 """How a line of a log may begin: an input, a change, a decision, and what the log says of itself."""
 LOG_ROOM: Final = "log"
-"""The room of the lines that the log says of itself: its version, and how many lines are missing."""
+"""The room of the lines that the log says of itself: its version, how many lines are missing, and seals."""
+_SEALED_LINES: Final = 1000
+"""Lines between two seals of a `SealedLines`."""
 
 
 def encode_gap(num_lines: int) -> bytes:
     """Return the line that stands for `num_lines` lines that could not be written."""
     return msgspec.json.encode({"room": LOG_ROOM, "gap": num_lines}) + b"\n"
+
+
+def encode_seal(lines: bytes, checksum: int = 0) -> bytes:
+    """Return the line that seals `lines`, all that come after the last seal or version line, or their end if `checksum` is that
+    of their beginning. A replay finds a decision that is not the core's; a seal finds every other byte that was changed."""
+    return b'{"room":"%b","seal":"%08x"}\n' % (LOG_ROOM.encode(), crc32(lines, checksum))
+
+
+class SealedLines:
+    """Passes lines on, and a seal after every thousand of them and at the end."""
+
+    def __init__(self, write: Callable[[bytes], object]) -> None:
+        self._write = write
+        self._checksum = self._num_lines = 0
+
+    def write(self, line: bytes) -> None:
+        """Pass on a line."""
+        self._write(line)
+        self._checksum = crc32(line, self._checksum)
+        self._num_lines += 1
+        if self._num_lines == _SEALED_LINES:
+            self.close()
+
+    def close(self) -> None:
+        """Seal what was passed on since the last seal, if anything was."""
+        if self._num_lines:
+            self._write(encode_seal(b"", self._checksum))
+        self._checksum = self._num_lines = 0
 
 
 class Decision(msgspec.Struct, frozen=True, gc=False):
@@ -95,7 +126,8 @@ class DecisionLog:
     A line is `{"room": ..., "input": ..., "at": ..., fields}` for an input of a core, with `"raised": class` if the core
     refused it, and `{"room": ..., "decision": ...}` for a decision. What a core has changed by itself, about no single request,
     is `{"room": ..., "change": ...}`. The first line is `{"room": "log", "version": ...}`. Where lines could not be written,
-    there is `{"room": "log", "gap": number of lines}` (`encode_gap`). `write` receives each line as bytes with its newline.
+    there is `{"room": "log", "gap": number of lines}` (`encode_gap`). A file has seals as well (`encode_seal`).
+    `write` receives each line as bytes with its newline.
     """
 
     def __init__(self, write: Callable[[bytes], object]) -> None:

@@ -26,6 +26,7 @@ Files that are written for as long as a gateway serves have modules of their own
     daemon_threads       threads for work that may hang
     undo                 what a start that fails has made, taken back
     computed             results that are kept in the cache folder of the user, by their inputs
+    rotated              the lines of a log that was rotated, from all its files, also compressed ones
     scratch              files for a package that reads them itself, gone afterwards
 """
 

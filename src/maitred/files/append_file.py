@@ -33,15 +33,25 @@ log = logging.getLogger("maitred.gateway")
 class AppendFile(BatchSource[bytes]):
     """A file that lines are appended to, from within one event loop."""
 
-    def __init__(self, file: LineFile, what: str, *, gap_line: Callable[[int], bytes] | None = None) -> None:
-        """`what` says for the log what is written. `gap_line` makes the line that stands for a number of lost ones."""
+    def __init__(
+        self,
+        file: LineFile,
+        what: str,
+        *,
+        gap_line: Callable[[int], bytes] | None = None,
+        seal_line: Callable[[bytes], bytes] | None = None,
+    ) -> None:
+        """`what` says for the log what is written. `gap_line` makes the line that stands for a number of lost ones, `seal_line`
+        the one that ends a batch, from the lines that it has after those of an earlier batch."""
         self.num_dropped = 0
         """Lines that were lost."""
         self._num_missing = 0
         """Those of them that were lost since the last line that was kept."""
         self._file = file
         self._name = f"{what} in {file.path or 'standard error'}"
-        self._gap_line = gap_line
+        self._gap_line, self._seal_line = gap_line, seal_line
+        self._num_sealed = 0
+        """Bytes of the lines that wait which were given back, and so have their seal."""
         self._pending: list[bytes] = []
         self._pending_bytes = 0
         self._num_written = 0
@@ -89,7 +99,9 @@ class AppendFile(BatchSource[bytes]):
         if may_end_gap:
             self._end_gap()
         batch = b"".join(self._pending)
-        self._pending, self._pending_bytes, self._num_written = [], 0, 0
+        if self._seal_line is not None and len(batch) > self._num_sealed:
+            batch += self._seal_line(batch[self._num_sealed :])
+        self._pending, self._pending_bytes, self._num_written, self._num_sealed = [], 0, 0, 0
         return batch
 
     def write_batch(self, batch: bytes) -> None:
@@ -108,6 +120,7 @@ class AppendFile(BatchSource[bytes]):
     def give_back(self, batch: bytes) -> None:
         self._pending.insert(0, batch[self._num_written :])
         self._pending_bytes += len(self._pending[0])
+        self._num_sealed = len(self._pending[0])
 
     def _reopen_if_wanted(self) -> None:
         """Open the file anew if that was asked for, and after a failure: a disk that was mounted again has another file. If it

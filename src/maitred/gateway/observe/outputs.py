@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from maitred.core.decisions import LOG_BEGINS, DecisionLog, encode_gap
+from maitred.core.decisions import LOG_BEGINS, DecisionLog, encode_gap, encode_seal
 from maitred.files.append_file import AppendFile
 from maitred.files.line_file import LineFile
 from maitred.gateway.config import GatewayConfig
@@ -81,4 +81,4 @@ def _open_decision_log(config: GatewayConfig) -> AppendFile | None:
     if config.decision_log is None:
         return None
     file = LineFile(Path(config.decision_log), where="gateway.decision_log", begins=LOG_BEGINS, mode=config.file_mode)
-    return AppendFile(file, "decisions", gap_line=encode_gap)
+    return AppendFile(file, "decisions", gap_line=encode_gap, seal_line=encode_seal)

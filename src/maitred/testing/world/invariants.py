@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from maitred.core.decisions import LOG_ROOM, DecisionLog
+from maitred.core.decisions import LOG_ROOM
 from maitred.core.errors import InvariantError
 from maitred.core.units import SECOND, from_seconds
-from maitred.replay import replay
+from maitred.replay import ROOMS
+from maitred.replay.verify import Verifier
 from maitred.testing.world.behaviours import MODEL
 from maitred.testing.world.books import Books
 from maitred.testing.world.clients import Fate, Sent, is_late_head
@@ -216,12 +217,11 @@ def _end_of(life: Life, stage: Stage) -> int:
 
 
 def check_replay(lines: Sequence[bytes], *, may_lack_lines: bool) -> Iterator[str]:
-    """Yield whether the log of a life is another one when its inputs are given again. If its last lines may be missing, so
-    may the decisions on the last input."""
-    again: list[bytes] = []
-    replay((line.rstrip(b"\n") for line in lines), DecisionLog(again.append))
-    if may_lack_lines:
-        del again[len(lines) :]
-    if again != lines:
-        where = next((i for i, (a, b) in enumerate(zip(lines, again, strict=False)) if a != b), min(len(lines), len(again)))
-        yield f"the log of decisions is another one when it is run again, from line {where + 1} of {len(lines)} on"
+    """Yield whether the cores decide otherwise when the inputs in the log of a life are given again, or a line is not as it was
+    written. Only if its last lines may be missing may it end without a seal."""
+    found = Verifier(ROOMS).run(("log", number, line) for number, line in enumerate(lines, 1))
+    if found.difference is not None:
+        where = f"from line {found.difference.place.line} of {len(lines)} on: {found.difference.problem}"
+        yield f"the log of decisions is another one when it is run again, {where}"
+    elif not may_lack_lines and (found.num_unsealed or found.torn):
+        yield f"the log of decisions ends without a seal: {found.num_unsealed} lines"
