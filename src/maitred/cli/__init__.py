@@ -6,7 +6,7 @@
     scheduler, picker                       the scheduler of several gateways, as a process of its own, and for Envoy
     envoy_config                            `envoy-config`: the configuration of such an Envoy
     simulate, study, validation             `simulate`; `compare`, `sweep` and `capacity`; `validate`
-    verify                                  `verify`: a log of decisions, run again
+    verify, why                             a log of decisions, run again: is it true, and what happened to a request
     bench, calibration                      `bench`, with the names of vLLM's benchmark in vllm_names; `calibrate`
     check, listings, traces                 `check`; `policies`, `formats` and `models`; `convert`
     config_flags                            a row for each flag that stands for a key: its key and its aliases

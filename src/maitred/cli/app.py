@@ -41,6 +41,7 @@ from maitred.cli import (
     traces,
     validation,
     verify,
+    why,
 )
 from maitred.cli.flags import Command, documented
 from maitred.cli.smg_flags import spread_values
@@ -72,6 +73,7 @@ _COMMANDS: Final[Mapping[str, Command[Any] | Callable[..., None]]] = {
     "calibrate": calibration.calibrate,
     "validate": validation.validate,
     "verify": verify.verify,
+    "why": why.why,
 }
 
 

@@ -130,6 +130,9 @@ class DecisionLog:
     `write` receives each line as bytes with its newline.
     """
 
+    is_narrated = False
+    """Whether it wants to know scores (`tell_scores`)."""
+
     def __init__(self, write: Callable[[bytes], object]) -> None:
         self._write = write
         self._encode = msgspec.json.Encoder(order="deterministic").encode
@@ -150,6 +153,13 @@ class DecisionLog:
     def log_change(self, room: str, change: msgspec.Struct) -> None:
         """Log what a core of `room` has changed by itself, about no single request."""
         self._write_line({"room": room, "change": change})
+
+    def log_note(self, room: str, note: Mapping[str, Any]) -> None:
+        """Log what is known of a request that no core is told, and no core decides by."""
+        self._write_line({"room": room, "note": note})
+
+    def tell_scores(self, number: RequestId, scores: Sequence[Mapping[str, Any]]) -> None:
+        """Tell by which scores the instance of a request was chosen. It is not written: a replay computes them anew."""
 
     def _write_line(self, entry: Mapping[str, Any]) -> None:
         if not self._has_version:  # Only now: a log without decisions stays an empty file.

@@ -8,6 +8,9 @@ is what runs can be shown so, and an incident be taken apart at leisure. `core.d
 
     reading   the lines of a log: what each is, and its seals
     verify    compares what the cores decide with what the log says they decided
+    narrator  follows what cores are told and decide, and knows the story of each request
+    story     a story as data and in sentences
+    why       stories from a log; what the slowest requests waited for
     state     what a core looks like, for people
 """
 

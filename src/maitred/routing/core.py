@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from random import Random
-from typing import Final
+from typing import Any, Final
 
-from maitred.core.contracts import Choice, FleetView, Router
+from maitred.core.contracts import Choice, FleetView, InstanceView, Router
 from maitred.core.decisions import DecisionLog, Recorder
 from maitred.core.request import Request
 from maitred.core.units import Micros
@@ -34,6 +34,8 @@ from maitred.routing.inputs import (
     fields_of,
     request_of,
 )
+from maitred.routing.policies import WeightedRouter
+from maitred.routing.scorers import Scorer
 
 _MAX_FLEETS: Final = 1024
 
@@ -46,6 +48,42 @@ def open_router(
     return config.router(Random(seed)) if log is None else RecordedRouter(Open(now, name, config, seed), log)
 
 
+class RememberedScores:
+    """The scores by which a router has chosen last. It puts itself between the router and its scorers."""
+
+    def __init__(self, router: WeightedRouter) -> None:
+        self._scorers = [_RememberedScorer(scorer) for scorer, _ in router.weighted]
+        self._names, self._weights = list(router.scorers), [weight for _, weight in router.weighted]
+        router.weighted[:] = zip(self._scorers, self._weights, strict=True)
+
+    def of(self, instances: Sequence[SeenInstance]) -> list[dict[str, Any]]:
+        """Return the scores of instances: by scorer, weighted and added up."""
+        found = []
+        for place, seen in enumerate(instances):
+            scores = [scorer.last[place] for scorer in self._scorers]
+            parts = zip(self._names, scores, self._weights, strict=True)
+            in_words = " + ".join(f"{weight:.3g} x {name} {score:.3g}" for name, score, weight in parts)
+            total = sum(min(1.0, max(0.0, score)) * weight for score, weight in zip(scores, self._weights, strict=True))
+            by_scorer = dict(zip(self._names, scores, strict=True))
+            found.append({"instance": seen.index, "sum": total, "scores": by_scorer, "in_words": f"{total:.3g} = {in_words}"})
+        return found
+
+
+class _RememberedScorer(Scorer):
+    """A scorer, with its last scores."""
+
+    def __init__(self, scorer: Scorer) -> None:
+        self._scorer = scorer
+        self.last: Sequence[float] = ()
+
+    def scores(self, request: Request, fleet: FleetView) -> Sequence[float]:
+        self.last = self._scorer.scores(request, fleet)
+        return self.last
+
+    def on_chosen(self, request: Request, view: InstanceView) -> None:
+        self._scorer.on_chosen(request, view)
+
+
 class RecordedRouter(Router):
     """The router that `opening` configures, with its log."""
 
@@ -54,6 +92,8 @@ class RecordedRouter(Router):
         self._router = opening.config.router(Random(opening.seed))
         self.signals = signals_read(self._router)
         """What the router looks at (`signals_read`)."""
+        self._log = log
+        self._scores = RememberedScores(self._router) if log.is_narrated and isinstance(self._router, WeightedRouter) else None
         self._recorder = Recorder(log, ROOM_NAME, opening)
         self._numbers: OrderedDict[int, tuple[int, FleetView]] = OrderedDict()
         """The numbers of the fleets that drivers showed, by identity, the one shown longest ago first."""
@@ -73,7 +113,10 @@ class RecordedRouter(Router):
 
     def apply(self, given: RoutingInput) -> Sequence[RoutingDecision]:
         """Take an input, and return what was chosen."""
-        return self._recorder.record(given, lambda: given.apply_to(self))
+        decisions = self._recorder.record(given, lambda: given.apply_to(self))
+        if self._scores is not None and isinstance(given, Choose):
+            self._log.tell_scores(given.request["id"], self._scores.of(given.instances))
+        return decisions
 
     def choose_seen(self, given: Choose) -> Choice:
         """Let the router choose among what a line says."""

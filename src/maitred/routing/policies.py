@@ -193,7 +193,7 @@ class WeightedRouter(RandomTieBreaker):
         super().__init__(rng)
         # The names have their parameters: `prefix-affinity(block=32)`.
         self.scorers = {scorer.name: SCORERS.create(scorer.name) for scorer in weights.scorers}
-        self._weighted = list(zip(self.scorers.values(), weights.normalized(), strict=True))
+        self.weighted = list(zip(self.scorers.values(), weights.normalized(), strict=True))
         self._bound = LoadBound(balance_abs_threshold, balance_rel_threshold)
         self._limit_beside_idle = self._bound.limit(0)
         self.signals = reduce(or_, map(signals_read, self.scorers.values()), Signals.NOTHING)
@@ -202,7 +202,7 @@ class WeightedRouter(RandomTieBreaker):
         if not fleet:
             raise ValueError("no instance to choose from")
         sums = [0.0] * len(fleet)
-        for scorer, weight in self._weighted:
+        for scorer, weight in self.weighted:
             scores = scorer.scores(request, fleet)
             sums = [
                 total + (1.0 if score > 1.0 else score if score > 0.0 else 0.0) * weight  # a score that is no number is 0
@@ -218,7 +218,7 @@ class WeightedRouter(RandomTieBreaker):
                 tied, reason = _best(fleet, within), "best_score_within_bound"
         chosen = self._break_tie(request, tied)
         # Only after the tie is broken: a scorer such as `prefix-affinity` must learn where the request really goes.
-        for scorer, _ in self._weighted:
+        for scorer, _ in self.weighted:
             scorer.on_chosen(request, chosen)
         return Choice(chosen.index, reason)
 
