@@ -108,5 +108,5 @@ def test_a_choice_that_was_refused_is_in_the_log_and_is_refused_again() -> None:
 
 
 def test_a_log_of_a_later_version_is_refused() -> None:
-    with pytest.raises(ValueError, match="the log has version 3"):
+    with pytest.raises(ValueError, match="the log has version 4"):
         replay([b'{"room":"log","version":4}'], DecisionLog(lambda line: None))
