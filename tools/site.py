@@ -61,6 +61,7 @@ NAVIGATION: dict[str, Any] = {
     },
     "Reference": {
         "Configuration": "config.md",
+        "The decision log as truth": "truth.md",
         **{name: f"{name.lower()}.md" for name in ("Admission", "Programs", "Routing", "Policies", "Batching", "Plugins")},
     },
     "Inside": {
