@@ -27,8 +27,10 @@ from maitred.core.units import Micros
 
 LOG_VERSION: Final = 3
 """The version of the lines. Version 1 had no version line, and lacks the inputs that raised; version 2 had no seals."""
-LOG_BEGINS: Final = (b'{"at":', b'{"change":{', b'{"decision":{', b'{"room":"log"')
-"""How a line of a log may begin: an input, a change, a decision, and what the log says of itself."""
+LOG_BEGINS: Final = (b'{"at":', b'{"change":{', b'{"decision":{', b'{"note":{', b'{"room":"log"')
+"""How a line of a log may begin: an input, a change, a decision, a note, and what the log says of itself."""
+NOTES_ROOM: Final = "intake"
+"""The room of notes: what a gateway knows of a request that no core is told."""
 LOG_ROOM: Final = "log"
 """The room of the lines that the log says of itself: its version, how many lines are missing, and seals."""
 _SEALED_LINES: Final = 1000
@@ -130,7 +132,7 @@ class DecisionLog:
     `write` receives each line as bytes with its newline.
     """
 
-    is_narrated = False
+    is_narrated: bool = False
     """Whether it wants to know scores (`tell_scores`)."""
 
     def __init__(self, write: Callable[[bytes], object]) -> None:

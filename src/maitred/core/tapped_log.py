@@ -5,12 +5,13 @@ Cores have one log, and with it they make a struct of each input. Who follows in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from maitred.core.decisions import DecisionLog, Input, Recorder
+from maitred.core.request import RequestId
 
 
 class Told:
@@ -31,6 +32,7 @@ class TappedLog(DecisionLog):
         decisions are added to it."""
         super().__init__(_drop)
         self._log, self._tap = log, tap
+        self.is_narrated = log is not None and log.is_narrated
         self._last: Told | None = None
 
     def log_input(self, room: str, given: Input, raised: str | None = None) -> None:
@@ -50,6 +52,14 @@ class TappedLog(DecisionLog):
     def log_change(self, room: str, change: msgspec.Struct) -> None:
         if self._log is not None:
             self._log.log_change(room, change)
+
+    def log_note(self, room: str, note: Mapping[str, Any]) -> None:
+        if self._log is not None:
+            self._log.log_note(room, note)
+
+    def tell_scores(self, number: RequestId, scores: Sequence[Mapping[str, Any]]) -> None:
+        if self._log is not None:
+            self._log.tell_scores(number, scores)
 
 
 def _drop(line: bytes) -> None:

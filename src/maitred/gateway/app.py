@@ -25,6 +25,7 @@ from maitred.gateway.admin.idle_checks import IdleChecks
 from maitred.gateway.admin.port_certificates import PortCertificates
 from maitred.gateway.admin.program_pages import ProgramPages
 from maitred.gateway.admin.reload import ConfigReloader, GatewaySettings
+from maitred.gateway.admin.request_stories import RequestStories
 from maitred.gateway.admin.shadow_endpoint import SHADOW_PATH, shadow_endpoint
 from maitred.gateway.bodies.body_budget import BodyBudget
 from maitred.gateway.config import GatewayConfig
@@ -174,6 +175,7 @@ class Gateway(App):
             signals=signals if outputs.recorder is None else signals | Signals.SESSION,
             programs=settings.programs,
             further_keys=self._key_sources,
+            notes=self.decisions,
         )
         self._proxy = Proxy(
             config=config,
@@ -217,23 +219,18 @@ class Gateway(App):
         programs, shared = self._program_pages, SharedPages()
         tenants = TenantViews(admission, fleet, self.counters, self._budget, None if programs is None else programs.views)
         families: list[Callable[[], Iterable[Metric]]] = [self.request_metrics.families, self._loop_lag.families]
-        families.append(partial(upstream_families, fleet.backends))
-        families.append(partial(ejection_families, fleet))
+        families += [partial(upstream_families, fleet.backends), partial(ejection_families, fleet)]
         if programs is not None:
             families.append(programs.metric_families)
         if self.shadow is not None:
             families.append(self.shadow.families)
         self._collector = GatewayCollector(self.counters, self._snapshots.take, tenants, shared, families)
         self._endpoints = self.endpoints_class(
-            scheduler=self.scheduler,
-            intake=self._intake,
-            collector=self._collector,
-            snapshots=self._snapshots,
-            tenants=tenants,
-            pages=shared,
+            *(self.scheduler, self._intake, self._collector, self._snapshots, tenants, shared),
             reloader=self._reloader,
             drain_switch=self.drain_switch,
         )
+        self._endpoints.add({}, RequestStories(self._outputs.narrator, self.scheduler).by_prefix)
         if programs is not None:
             self._endpoints.add(*programs.endpoints(shared).paths, programs.health_fields)
         self._dashboard = Dashboard(

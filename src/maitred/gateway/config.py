@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import Final, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -231,6 +231,9 @@ class GatewayConfig(FleetConfig, frozen=True, kw_only=True, forbid_unknown_field
     shadow: str | None = None
     """File with another configuration, by whose `admission`, `routing` and `programs` a shadow decides beside what is in
     force, and affects nothing. See docs/shadow.md. Null: there is none."""
+    recent_requests: Annotated[int, msgspec.Meta(ge=0, le=100_000)] | None = None
+    """Requests, the latest ones, of which `/admin/requests/ID` tells the story; 0: of none. It costs what a decision log
+    costs. Null: 1000 with a decision log, and 0 without."""
     record: str | None = None
     """File to which every generating request is appended when it has ended, as a trace for `maitred simulate`. See
     docs/workloads.md#maitred-our-own. If a write fails, recording ends; if it hangs, rows are dropped; serving goes on."""

@@ -258,5 +258,17 @@ def listed_elsewhere(url: str, sources: Sequence[str]) -> ApiError:
     return ApiError(409, message, kind="invalid_request_error", code="backend_listed_elsewhere")
 
 
+def no_stories() -> ApiError:
+    """Return the error for a request that is asked for where no stories are kept."""
+    message = "no stories are kept here: set gateway.recent_requests, or gateway.decision_log, where decisions are taken"
+    return ApiError(404, message, kind="invalid_request_error", code="no_stories")
+
+
+def unknown_request(name: str) -> ApiError:
+    """Return the error for a request of which no story is known."""
+    message = f"no recent request has the id or number {abbreviate(name)}; a decision log knows older ones: maitred why"
+    return ApiError(404, message, kind="invalid_request_error", code="unknown_request")
+
+
 def invalid_config(message: str) -> ApiError:
     return ApiError(400, message, kind="invalid_request_error", code="invalid_config")

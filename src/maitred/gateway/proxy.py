@@ -36,6 +36,7 @@ from maitred.admission import ReleaseReason
 from maitred.core.units import Micros, to_seconds
 from maitred.gateway import error_responses
 from maitred.gateway.access.page_access import Viewer
+from maitred.gateway.bodies.request_fields import DECISION_HEADER
 from maitred.gateway.config import GatewayConfig
 from maitred.gateway.forwarding.attempts import Attempts
 from maitred.gateway.forwarding.proxy_request import ProxyRequest
@@ -55,6 +56,7 @@ from maitred.scheduler.interface import (
     ProgramRejected,
     RealTimePrograms,
     Scheduler,
+    SlotLease,
 )
 from maitred.wire.client import UpstreamClient
 from maitred.wire.exchange import ApiError, Exchange, ResponseWriter, send_error
@@ -116,7 +118,7 @@ class Proxy:
                 await self._attempts.send(proxied, writer, proxied.ready_at)
         except (ApiError, AdmissionRejected) as refused:
             exchange.stop_watching()
-            await self._refuse(proxied, writer, refused if isinstance(refused, ApiError) else self._words_of(proxied, refused))
+            await self._refuse(proxied, writer, refused)
         except asyncio.CancelledError:
             if not proxied.catch():
                 _send_error_or_cut(proxied, writer, error_responses.shutting_down())
@@ -135,8 +137,11 @@ class Proxy:
                 proxied.forget_failures()
             self._observer.end(record, exchange)
 
-    async def _refuse(self, proxied: ProxyRequest, writer: ResponseWriter, error: ApiError) -> None:
+    async def _refuse(self, proxied: ProxyRequest, writer: ResponseWriter, refused: ApiError | AdmissionRejected) -> None:
         """Send an error; if its status is 429, when the tenant has its turn (`RefusalPace`)."""
+        error = refused if isinstance(refused, ApiError) else self._words_of(proxied, refused)
+        if proxied.explanation is not None and isinstance(refused, AdmissionRejected):
+            proxied.explanation.rejected = refused.reason
         if error.status == _TOO_MANY_REQUESTS:
             proxied.drop_body()
             delay = self._pace.next_delay(proxied.request.tenant, self._clock.now())
@@ -183,8 +188,10 @@ class Proxy:
         try:
             while True:
                 if lease.memory is None:
+                    since = now
                     await (lease.wait() if proxied.waiting_stream is None else proxied.waiting_stream.wait(lease))
                     now = self._clock.now()
+                    proxied.record.note_wait(now - since)
                 if not self._fleet.is_known(program.model):  # It has vanished meanwhile.
                     raise error_responses.model_unavailable(self._fleet, program.model)
                 with contextlib.suppress(MemoryLost):
@@ -203,14 +210,15 @@ class Proxy:
         """
         request, end = proxied.request, _FAILED
         slot = self._admission.submit(request, proxied.token_cost, proxied.task, now)
+        if proxied.explanation is not None:
+            proxied.explanation.slot = slot
         try:
             while True:
                 try:
                     if slot.granted is not None:
                         if proxied.record.trace is not None:
                             proxied.record.trace.queue_reason = slot.queue_reason or proxied.record.trace.queue_reason
-                        await slot.wait()
-                        now = self._clock.now()
+                        now = await self._wait_for(slot, proxied, now)
                     if slot.limits is not None:
                         proxied.told_headers = limit_headers(slot.limits)
                     end = await self._attempts.send(proxied, writer, now)
@@ -223,6 +231,7 @@ class Proxy:
                     proxied.record.trace.note("preempted", self._clock.now())
                 # The work has stopped, and the connection to the backend is closed. The preemptor gets the slot now, before
                 # anything is sent to the client of the victim, which may be slow to read.
+                now = self._clock.now()
                 waits_again = self._admission.yield_slot(request.id)
                 if not (waits_again and proxied.can_restart):
                     raise error_responses.preempted()
@@ -232,6 +241,15 @@ class Proxy:
         finally:
             tokens = self._settled_cost(proxied) if self._admission.core.uses_costs else None
             self._admission.release(request.id, end, tokens, proxied.record.ended_at)
+
+    async def _wait_for(self, slot: SlotLease, proxied: ProxyRequest, since: Micros) -> Micros:
+        """Return when a request has its slot, with the time. Raises AdmissionRejected if it gets none."""
+        try:
+            await slot.wait()
+        finally:
+            now = self._clock.now()
+            proxied.record.note_wait(now - since)
+        return now
 
     def _settled_cost(self, proxied: ProxyRequest) -> int | None:
         """Return the tokens that a request has had in the end, or None if they are not known. An answer that had no limit
@@ -245,7 +263,10 @@ class Proxy:
 
 def _send_error(proxied: ProxyRequest, writer: ResponseWriter, error: ApiError) -> None:
     proxied.record.on_refused(error.status, error.code)
-    send_error(writer, error, proxied.path, id_headers(proxied.path, proxied.request_id))
+    told = [*id_headers(proxied.path, proxied.request_id), proxied.record.queue_header]
+    if proxied.explanation is not None:
+        told.append((DECISION_HEADER, proxied.explanation.in_words(proxied)))
+    send_error(writer, error, proxied.path, told)
 
 
 def _send_error_or_cut(proxied: ProxyRequest, writer: ResponseWriter, error: ApiError) -> None:

@@ -16,19 +16,16 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
-from maitred.core.decisions import LOG_ROOM, Core, DecisionLog, Input
+from maitred.core.decisions import LOG_ROOM, NOTES_ROOM, Core, DecisionLog, Input
 from maitred.core.errors import JSON_ERRORS
 from maitred.core.replay import LoggedRoom
 from maitred.core.units import Micros
 from maitred.replay.reading import Broken, Entry, LogReader, Place, Torn
 from maitred.replay.state import state_of
-
-NOTES_ROOM: Final = "intake"
-"""The room of lines that say more of a request than any core was told. No core decides by them."""
 
 
 class Difference(msgspec.Struct, frozen=True):

@@ -16,14 +16,13 @@ from typing import Final, NamedTuple
 import msgspec
 
 from maitred.admission import Admission
-from maitred.core.decisions import LOG_ROOM, Core, Input
+from maitred.core.decisions import LOG_ROOM, NOTES_ROOM, Core, Input
 from maitred.core.replay import LoggedRoom
 from maitred.core.units import Micros
 from maitred.replay.narrator import NarratedLog, Narrator
 from maitred.replay.reading import Entry, LogReader
 from maitred.replay.story import Story
 
-NOTES_ROOM: Final = "intake"
 _SHARE: Final = 0.01
 """Of each class, the slowest requests that a table is about."""
 

@@ -29,7 +29,7 @@ from maitred.scheduler.backends.slot_pools import SlotSource
 from maitred.scheduler.discovery.base import SOURCES, BackendSource, SourceError, Told, checked_urls
 from maitred.scheduler.discovery.driver import ADMIN as ADMIN_SOURCE
 from maitred.scheduler.discovery.driver import Discovery, SourceState
-from maitred.scheduler.drivers.admission import AdmissionRejected, RealTimeAdmission
+from maitred.scheduler.drivers.admission import AdmissionRejected, RealTimeAdmission, SlotLease
 from maitred.scheduler.drivers.programs import MemoryLease, ProgramRejected, RealTimePrograms
 from maitred.scheduler.ejection import Circuit, CircuitState
 from maitred.scheduler.engines.report import EngineCounts
@@ -111,6 +111,7 @@ __all__ = [
     "SchedulerHost",
     "SchedulerParts",
     "ServedModel",
+    "SlotLease",
     "SlotSource",
     "SourceError",
     "SourceState",

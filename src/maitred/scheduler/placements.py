@@ -116,6 +116,7 @@ class RoutedPlacement(Placement):
         if not backends:
             return None
         choice = self._router.choose(request, fleet.with_free_slots(backends), now)
+        scheduled.chosen_because = choice.reason
         backend = fleet.seats[choice.instance]
         if scheduled.asks_each:
             scheduled.may_be_elsewhere = bool(others_serving(fleet.backends, request.model, [*_tried(scheduled), backend]))

@@ -21,5 +21,7 @@ class ScheduledRequest(CancelScope):
     """Its place in KV memory, or the one that it waits for; None without one."""
     failed: FailedAttempts | None
     """The attempts that have failed, or None if none has."""
+    chosen_because = ""
+    """Why its backend was chosen, in a word of the router, if one has chosen it here."""
     may_be_elsewhere = False
     """Whether another backend is asked if this one answers 404."""

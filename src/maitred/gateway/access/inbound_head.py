@@ -20,6 +20,7 @@ from maitred.admission import parse_class
 from maitred.core.request import PriorityClass
 from maitred.gateway.bodies.request_fields import (
     COMMON_CONNECTION_VALUES,
+    DECISION_HEADER,
     HOP_BY_HOP_HEADERS,
     REQUEST_ID_HEADER,
     drop_named_headers,
@@ -32,7 +33,9 @@ from maitred.wire.messages import Headers
 
 PRIORITY_HEADERS: Final = frozenset((b"x-smg-priority", b"x-maitred-priority"))
 _NOT_FORWARDED: Final = (
-    HOP_BY_HOP_HEADERS | PRIORITY_HEADERS | {b"host", b"content-length", b"content-encoding", b"expect", REQUEST_ID_HEADER}
+    HOP_BY_HOP_HEADERS
+    | PRIORITY_HEADERS
+    | {DECISION_HEADER, b"host", b"content-length", b"content-encoding", b"expect", REQUEST_ID_HEADER}
 )
 
 
@@ -52,6 +55,8 @@ class InboundHead:
         """What names the key of the client, as a value of `Authorization`."""
         self.content_coding: bytes | None = None
         """How the body is compressed: the values of all Content-Encoding headers, or None without one."""
+        self.asks_decision = False
+        """Whether its client wants to know what was decided about it (`DECISION_HEADER`)."""
         self.tenant: bytes | None = None
         """The value of the trusted header. Of several the last, which the trusted proxy has added."""
         self.priority: bytes | None = None
@@ -136,3 +141,5 @@ class HeadReader:
             inbound.tenant = value
         elif name in PRIORITY_HEADERS and inbound.priority is None:
             inbound.priority = value
+        elif name == DECISION_HEADER:
+            inbound.asks_decision = True

@@ -48,6 +48,8 @@ HOP_BY_HOP_HEADERS = frozenset(
 COMMON_CONNECTION_VALUES = (b"keep-alive,", b"close,")
 """The usual values of a `Connection` header, with a comma behind: they name no other header."""
 REQUEST_ID_HEADER = b"x-request-id"
+DECISION_HEADER = b"x-maitred-decision"
+"""What was decided about a request, and why. A client that sends it, with any value, gets it in the answer."""
 AUTHORIZATION_HEADER = b"authorization"
 API_KEY_HEADER = b"x-api-key"
 """Where Anthropic's SDKs send a key; it counts if there is no `Authorization`."""

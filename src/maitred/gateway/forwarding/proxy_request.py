@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from maitred.core.printing import printable
 from maitred.core.request import Request
 from maitred.gateway.bodies.body_budget import BodyLease
 from maitred.gateway.bodies.prompt_text import PromptText
@@ -11,9 +12,40 @@ from maitred.gateway.forwarding.waiting_stream import WaitingStream
 from maitred.gateway.observe.request_record import RequestRecord
 from maitred.gateway.routes import Route
 from maitred.programs import ProgramRequest
-from maitred.scheduler.interface import ScheduledRequest, ServedModel
+from maitred.scheduler.interface import ScheduledRequest, ServedModel, SlotLease
 from maitred.wire.client_framing import HeaderBlock
 from maitred.wire.messages import Headers
+
+
+class Explanation:
+    """What is decided about one request, for a client that asks."""
+
+    def __init__(self, asked: str) -> None:
+        """`asked` is the class that the client has asked for, as far as there is such a class."""
+        self._asked = asked
+        self.slot: SlotLease | None = None
+        """The request in admission; None before, and where it needs no slot."""
+        self.rejected = ""
+        """Why admission has rejected it."""
+
+    def in_words(self, proxied: ProxyRequest) -> bytes:
+        """Return the value of the header: what was decided and why, separated by `; `."""
+        record, given, slot = proxied.record, proxied.request.priority_class.label, self.slot
+        parts = [f"class={given}"]
+        if self._asked != given:
+            parts.append(f"asked={self._asked}")
+        if slot is not None:
+            if slot.queue_reason:
+                parts.append(f"queued={slot.queue_reason}")
+            if not self.rejected:
+                parts.append(f"admitted={slot.admitted_because}")
+        if self.rejected:
+            parts.append(f"rejected={self.rejected}")
+        if proxied.chosen_because and not self.rejected:
+            parts.append(f"routed={proxied.chosen_because}")
+        counts = (("attempts", record.num_attempts, 1), ("preemptions", record.num_preemptions, 0))
+        parts += [f"{name}={count}" for name, count, usual in counts if count > usual]
+        return printable("; ".join(parts)).encode("ascii", "replace")
 
 
 class ProxyRequest(ScheduledRequest):
@@ -32,6 +64,8 @@ class ProxyRequest(ScheduledRequest):
     """Whether it may be sent anew after a preemption; not where a proxy in front of the backends has sent it."""
     told_headers: Headers | None = None
     """What the gateway adds to the head of its answer: the state of its limits; None: nothing."""
+    explanation: Explanation | None = None
+    """What its answer says of decisions about it, if its client has asked for that."""
     token_cost = 1
     """Tokens of its prompt and its answers, estimated (`request_work`); at least 1."""
 

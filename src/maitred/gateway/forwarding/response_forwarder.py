@@ -22,12 +22,12 @@ from typing import Final
 
 from maitred.gateway import error_responses
 from maitred.gateway.bodies.answer_usage import AnswerReader
-from maitred.gateway.bodies.request_fields import REQUEST_ID_HEADER, end_to_end_headers
+from maitred.gateway.bodies.request_fields import DECISION_HEADER, REQUEST_ID_HEADER, end_to_end_headers
 from maitred.gateway.forwarding.proxy_request import ProxyRequest
 from maitred.gateway.forwarding.retries import cap_retry_after
 from maitred.gateway.forwarding.stream_dialects import dialect_of
 from maitred.gateway.forwarding.waiting_stream import is_open_ended
-from maitred.gateway.observe.request_ids import MESSAGES_ID_HEADER
+from maitred.gateway.observe.request_ids import MESSAGES_ID_HEADER, OWN_ANSWER_HEADERS
 from maitred.gateway.observe.request_record import RequestRecord
 from maitred.wire import sse
 from maitred.wire.answer_errors import AnswerError
@@ -54,9 +54,9 @@ class _ClientPart:
     __slots__ = ("is_encoded", "places")
 
     def __init__(self, headers: Headers) -> None:
-        kept = {name for name, _ in end_to_end_headers(headers)} - {REQUEST_ID_HEADER}
+        kept = {name for name, _ in end_to_end_headers(headers)} - OWN_ANSWER_HEADERS
         self.places = [place for place, (name, _) in enumerate(headers) if name in kept]
-        """Where its headers are; the backend's own request id is not among them."""
+        """Where its headers are; what a backend says of itself under the names of `OWN_ANSWER_HEADERS` is not among them."""
         self.is_encoded = any(name == b"content-encoding" and value.strip() not in _PLAIN for name, value in headers)
         """Whether the body is compressed."""
 
@@ -252,6 +252,9 @@ class ResponseForwarder:
         if told is not None:  # An engine that is a provider with limits of its own tells those of our key there.
             names = {name for name, _ in told}
             headers = [*(header for header in headers if header[0] not in names), *told]
+        headers.append(self._record.queue_header)
+        if self._proxied.explanation is not None:
+            headers.append((DECISION_HEADER, self._proxied.explanation.in_words(self._proxied)))
         return headers
 
     def _client_part(self) -> _ClientPart:

@@ -16,10 +16,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from maitred.admission import Admission
 from maitred.admission.terms.config import class_from_name
+from maitred.core.decisions import NOTES_ROOM, DecisionLog
 from maitred.core.request import PriorityClass, Request
 from maitred.core.units import Micros
 from maitred.gateway import error_responses
@@ -34,7 +35,7 @@ from maitred.gateway.bodies.prompt_text import LARGE_PROMPT_BYTES
 from maitred.gateway.bodies.request_fields import NO_HINTS, REQUEST_ID_HEADER, BodyFields, model_required, parse_body_fields
 from maitred.gateway.bodies.request_work import UsualOutputs, count_sequences, output_limit
 from maitred.gateway.config import GatewayConfig
-from maitred.gateway.forwarding.proxy_request import ProxyRequest
+from maitred.gateway.forwarding.proxy_request import Explanation, ProxyRequest
 from maitred.gateway.intake.engine_priority import engine_priority, set_body_priority
 from maitred.gateway.intake.intake_refusals import NO_FIELDS, IntakeRefusals
 from maitred.gateway.intake.intake_rules import IntakeRules
@@ -74,11 +75,13 @@ class RequestIntake:
         programs: ProgramsConfig = ProgramsConfig(),
         *,
         reads_answers: bool = True,
+        notes: DecisionLog | None = None,
         eligible: Callable[[Exchange, ServedModel], tuple[int, ...]] | None = None,
         further_keys: Sequence[FurtherKeys] = (),
     ) -> None:
         """`core` has the admission config in force. `budget` is that of all bodies. `observer` is told of refused requests.
         `signals` are those that the router reads. `reads_answers` says that answers pass this process.
+        `notes` is told which class a request has asked for, if there is a log.
         `eligible` returns which backends alone may have a request (`Request.instances`), and raises ApiError if none may; None:
         any may."""
         self._core = core
@@ -86,7 +89,7 @@ class RequestIntake:
         self._counters, self._further_keys = counters, further_keys
         self._clock = clock
         self._observer = observer
-        self._signals, self._reads_answers, self._eligible = signals, reads_answers, eligible
+        self._signals, self._reads_answers, self._eligible, self._notes = signals, reads_answers, eligible, notes
         self._budget = budget
         self._large_bodies = LargeBodyReader()
         self.usual_outputs = UsualOutputs()
@@ -239,6 +242,10 @@ class RequestIntake:
         proxied = ProxyRequest(
             *(route, request, served, exchange.method, inbound.target, own, inbound.forwarded, body, request_id, lease, task)
         )
+        if self._notes is not None and route.needs_slot:
+            self._notes.log_note(NOTES_ROOM, self._class_note(inbound, fields, request))
+        if inbound.asks_decision:
+            proxied.explanation = Explanation(self._asked_class(inbound, fields).label)
         output = limit if limit is not None else self.usual_outputs.mean(model) if route.has_output else 0
         proxied.token_cost = max(1, request.prompt_tokens + output * sequences)
         if rules.changes_forwarded:
@@ -266,6 +273,27 @@ class RequestIntake:
         if len(served) > 1:
             raise model_required()
         return str(served[0]["id"])
+
+    def _asked_class(self, inbound: InboundHead, fields: BodyFields) -> PriorityClass:
+        """Return the class that a request asks for; the default class if it asks for none, or for one that there is not."""
+        # Beside `_effective_class` and not in it, because a call would cost every request, and few clients ask.
+        tiers, tier = self._core.config.service_tiers, fields.service_tier
+        named = inbound.requested_class
+        if not inbound.names_class and isinstance(tier, str) and tier in tiers:
+            named = class_from_name(tiers[tier])
+        return _DEFAULT_CLASS if named is None else named
+
+    def _class_note(self, inbound: InboundHead, fields: BodyFields, request: Request) -> dict[str, Any]:
+        """Return which class a request has asked for, and by which rule it was given its own."""
+        asked = self._asked_class(inbound, fields)
+        note: dict[str, Any] = {"id": request.id, "asked": asked.label}
+        if asked is not request.priority_class:
+            note["rule"] = f"the highest that tenant {request.tenant} may have"
+        elif inbound.names_class and inbound.requested_class is None:
+            note["rule"] = "as there is no class of the name that it gave"
+        elif not inbound.names_class:
+            note["rule"] = "as it named none" if fields.service_tier is None else "by its service_tier"
+        return note
 
     def _effective_class(self, inbound: InboundHead, fields: BodyFields, tenant: str, caller: Caller | None) -> PriorityClass:
         """Return the lower of the requested class and the cap of the key, or else of the tenant. Counts unknown and lowered

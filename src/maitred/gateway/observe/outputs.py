@@ -7,6 +7,7 @@ anew, as tools that rotate files expect.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 from maitred.core.decisions import LOG_BEGINS, DecisionLog, encode_gap, encode_seal
 from maitred.files.append_file import AppendFile
@@ -16,7 +17,11 @@ from maitred.gateway.observe.access_log import AccessLog
 from maitred.gateway.observe.logs import LogOutput
 from maitred.gateway.observe.record_file import RecordFile
 from maitred.gateway.observe.recording import RecordSink, TrafficRecorder
+from maitred.replay.narrator import NarratedLog, Narrator
 from maitred.wire.clock import Clock
+
+RECENT_REQUESTS: Final = 1000
+"""Requests of which a gateway with a decision log knows the story, unless the configuration says otherwise."""
 
 
 class GatewayOutputs:
@@ -25,7 +30,9 @@ class GatewayOutputs:
     def __init__(self, config: GatewayConfig, clock: Clock, log_output: LogOutput | None = None) -> None:
         """`log_output` takes the lines of the log; None: standard error. Raises ConfigError for a file that cannot be had."""
         self._decision_file = _open_decision_log(config)
-        self.decisions = None if self._decision_file is None else DecisionLog(self._decision_file.write)
+        self.narrator = _narrator(config)
+        """What knows the stories of recent requests, or None if nobody is to ask for them."""
+        self.decisions = _decision_log(self._decision_file, self.narrator)
         """Every input and decision of the cores, or None if they are not logged."""
         self.record_sink = None if config.record is None else self.open_record(config.record, clock, config.file_mode)
         """Where the rows of a recording go, or None if requests are not recorded."""
@@ -75,6 +82,19 @@ class GatewayOutputs:
             "record": 0 if self.record_sink is None else self.record_sink.num_dropped,
             "log": self._log.num_dropped,
         }
+
+
+def _narrator(config: GatewayConfig) -> Narrator | None:
+    wanted = config.recent_requests
+    if wanted is None:
+        wanted = 0 if config.decision_log is None else RECENT_REQUESTS
+    return Narrator(wanted) if wanted else None
+
+
+def _decision_log(file: AppendFile | None, narrator: Narrator | None) -> DecisionLog | None:
+    if narrator is not None:
+        return NarratedLog(narrator, None if file is None else file.write)
+    return None if file is None else DecisionLog(file.write)
 
 
 def _open_decision_log(config: GatewayConfig) -> AppendFile | None:

@@ -12,12 +12,18 @@ import itertools
 from typing import Final
 
 from maitred.core.request import RequestId
-from maitred.gateway.bodies.request_fields import REQUEST_ID_HEADER
+from maitred.gateway.bodies.request_fields import DECISION_HEADER, REQUEST_ID_HEADER
 from maitred.wire.exchange import Exchange, is_messages_path
 from maitred.wire.messages import Headers
 
 MESSAGES_ID_HEADER: Final = b"request-id"
 """What Anthropic's API calls it, whose SDKs look for it under this name alone."""
+
+QUEUE_HEADER: Final = b"x-maitred-queue-ms"
+"""For how long a request has waited for memory of its program and for a slot, in whole ms, rounded down."""
+NOT_QUEUED: Final = (QUEUE_HEADER, b"0")
+OWN_ANSWER_HEADERS: Final = frozenset((REQUEST_ID_HEADER, QUEUE_HEADER, DECISION_HEADER))
+"""What an answer says of this gateway, and never of a maitred behind it."""
 
 
 def id_headers(path: str, request_id: bytes) -> Headers:
@@ -47,5 +53,5 @@ class RequestIds:
         added = exchange.added_headers
         if added is None:
             _, request_id = self.next(exchange.get_header(REQUEST_ID_HEADER))
-            exchange.added_headers = added = id_headers(exchange.path, request_id)
+            exchange.added_headers = added = [*id_headers(exchange.path, request_id), NOT_QUEUED]
         return added[0][1]

@@ -38,9 +38,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from maitred.core.request import Request
-from maitred.core.units import Micros
+from maitred.core.units import MILLISECOND, Micros
 from maitred.gateway.bodies.answer_usage import read_ends, read_last
 from maitred.gateway.bodies.usage_counts import NO_COUNTS
+from maitred.gateway.observe.request_ids import NOT_QUEUED, QUEUE_HEADER
 from maitred.gateway.observe.request_metrics import RequestSeries
 from maitred.gateway.observe.request_trace import RequestTrace
 from maitred.kv.block_hashes import BYTES_PER_TOKEN
@@ -94,6 +95,10 @@ class RequestRecord:
     """What is noted for its spans, or None if there are no traces."""
     num_failed = 0
     """How many of these attempts a backend has failed; after the others it was preempted, or has its answer."""
+    queue_wait: Micros = 0
+    """For how long it has waited for memory of its program and for slots, µs."""
+    queue_header = NOT_QUEUED
+    """What its answer says of that."""
     num_preemptions = 0
     """How often it lost its slot to a more urgent request."""
     sent_at: Micros | None = None
@@ -156,6 +161,11 @@ class RequestRecord:
         if self.num_attempts > 1:
             self.first_data_at, self.num_bytes, self.num_events = None, 0, 0
             self.error, self._open_event, self._usual = None, b"", _UNUSUAL
+
+    def note_wait(self, micros: Micros) -> None:
+        """Note that it has waited for memory or a slot."""
+        self.queue_wait += micros
+        self.queue_header = (QUEUE_HEADER, b"%d" % (self.queue_wait // MILLISECOND))
 
     def on_first_data(self, piece: bytes) -> None:
         """Take note of what has come of the answer up to its first data."""

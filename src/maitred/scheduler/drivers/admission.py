@@ -81,6 +81,13 @@ class SlotLease(CancelScope):
         """Whether the request waits for a slot; otherwise it holds one."""
         return self.granted is not None and not self.granted.done()
 
+    @property
+    def admitted_because(self) -> str:
+        """Why it holds a slot; of one that it had at once, that one was free."""
+        granted = self.granted
+        has_waited = granted is not None and granted.done() and not granted.cancelled()
+        return str(granted.result().reason) if granted is not None and has_waited else str(Reason.SLOT_FREE)
+
     async def wait(self) -> None:
         """Return when the request holds a slot. Raises AdmissionRejected if it gets none."""
         granted = self.granted
