@@ -93,6 +93,7 @@ def test_response_headers() -> None:
 
     assert run(scenario()) == {
         "content-type": "application/json",
+        "x-maitred-queue-ms": "0",
         "content-length": "2",
         "x-custom": "1",
         "x-request-id": "mine",
