@@ -58,15 +58,22 @@ class EngineBooks:
             if len(runs) > most or num_failed > max_attempts + num_preemptions.get(mark, 0):
                 yield f"request {mark} has come to engines {len(runs)} times, and {num_failed} times it got a 500"
 
-    def check_budget(self, retry: RetryConfig, lives: Sequence[Span], requests: Collection[Span]) -> Iterator[str]:
+    def check_budget(
+        self, retry: RetryConfig, lives: Sequence[Span], requests: Collection[Span], preemptions: Collection[tuple[str, Micros]]
+    ) -> Iterator[str]:
         """Yield whether more requests were sent again than the budget allows, in any span of a life of the gateway.
-        `requests` has for each request the span from its first byte to its end, as its client saw them."""
+        `requests` has for each request the span from its first byte to its end, as its client saw them. A request that was a
+        victim (`preemptions`) while its engine failed it is sent again for that, and costs no retry."""
+        stopped_at = defaultdict[str, list[Micros]](list)
+        for mark, at in preemptions:
+            stopped_at[mark].append(at)
         # A retry is counted when its engine has failed it: it may wait for memory or a slot before it comes to another one.
         again = sorted(
             (run.ended_at, later.began_at)
-            for runs in self._runs.values()
+            for mark, runs in self._runs.items()
             for run, later in pairwise(runs)
             if run.has_failed and run.ended_at is not None and not _is_disturbed(run)
+            if not any(run.began_at <= at <= later.began_at for at in stopped_at[mark])
         )
         for began_at, ended_at in lives:
             retries = [at for at, sent_at in again if began_at <= at and sent_at <= ended_at]

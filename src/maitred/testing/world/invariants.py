@@ -192,7 +192,7 @@ def _decisions(stage: Stage) -> Iterator[str]:
     yield from engines.check_attempts(gateway.max_attempts, num_preemptions)
     lives_spans = [(life.began_at, _end_of(life, stage)) for life in stage.process.lives]
     spans = [(sent.sent_at, sent.ended_at or stage.loop.micros) for sent in stage.ledger.sent.values()]
-    yield from engines.check_budget(gateway.retry, lives_spans, spans)
+    yield from engines.check_budget(gateway.retry, lives_spans, spans, books.preemptions)
 
 
 def lives_of(lines: Sequence[bytes]) -> list[list[bytes]]:
