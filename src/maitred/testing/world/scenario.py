@@ -55,8 +55,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     has_programs: bool = False
     program_tokens: int | None = None
     """Tokens of KV memory of each engine that programs share; None: what engines say."""
-    program_wait_secs: float = 60.0
-    """Seconds that a program may wait for memory: fewer than the patience of clients."""
+    program_wait_secs: float = 1_800.0
+    """Seconds that a program may wait for memory. A swarm has fewer: its clients lose patience after 900."""
     patience_secs: float = 10.0
     """Seconds after which memory is kept for it."""
     displace_secs: float = 300.0
