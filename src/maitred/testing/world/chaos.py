@@ -226,7 +226,7 @@ async def _kill(stage: Stage, random: Random) -> None:
 
 
 async def _restart(stage: Stage, random: Random) -> None:
-    """Add and remove backends. They are read at a start only: a reload says so, and goes on with those that it has."""
+    """Add and remove backends, by a reload or a start. One that a reload removes is drained first."""
     if not stage.process.is_up:
         return
     backends = random.sample(stage.engines, random.randint(1, len(stage.engines)))
@@ -288,8 +288,10 @@ async def _operate(stage: Stage, what: str, engine: Engine) -> None:
         writer.close()
     except (OSError, IndexError):
         return
-    is_known = engine.url in stage.process.gateway.config.backends
-    if is_known != (status == b"200"):
+    gateway = stage.process.gateway
+    is_known = engine.url in gateway.config.backends
+    is_leaving = not is_known and any(backend.url == engine.url for backend in gateway.scheduler.fleet.backends)
+    if is_known != (status == b"200") and not is_leaving:
         stage.ledger.violations.append(f"/admin/{what} has answered {status!r}")
 
 
