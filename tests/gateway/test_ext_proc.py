@@ -11,6 +11,7 @@ pytest.importorskip("envoy.service.ext_proc.v3.external_processor_pb2", reason="
 from envoy.service.ext_proc.v3.external_processor_pb2 import HttpBody, ProtocolConfiguration
 from envoy_world import BUFFERED, FULL_DUPLEX, head, running_picker, until
 from google.protobuf.struct_pb2 import Struct
+from scripted_source import SCRIPT
 from world import CHAT, Backend, admission_config, programs_config, run_on_sockets
 
 from maitred.gateway.envoy.grpc_services import EXT_PROC_SERVICE
@@ -189,6 +190,26 @@ def test_health_says_who_may_be_asked():
             await until(lambda: not world.picker.is_ready())
             assert await world.health(EXT_PROC_SERVICE) == NOT_SERVING
             assert await world.health("liveness") == SERVING
+
+    run_on_sockets(scenario())
+
+
+def test_a_backend_that_comes_later_is_picked_too():
+    async def scenario():
+        script, later = SCRIPT.anew(), Backend(models=("later",))
+        await later.start()
+        script.say([])
+        discovery = {"discover": ("scripted_source:Scripted",), "health_interval_secs": 1.0}
+        async with running_picker(Backend(), **discovery) as world:
+            script.say([later.url])
+            await until(lambda: any(backend.models.keys() == {"later"} for backend in world.picker.picker.fleet.backends))
+            stream = world.stream()
+            await stream.request(b'{"model": "later"}')
+            assert headers_of((await stream.read()).request_body.response)[ENDPOINT] == later.url.removeprefix("http://")
+            await stream.response_headers()
+            await stream.read()
+            await stream.end()
+        await later.stop()
 
     run_on_sockets(scenario())
 

@@ -62,7 +62,7 @@ class EndpointPicker:
         config = msgspec.structs.replace(settings.gateway, sse_keepalive_secs=0.0)
         self._config, self._scheduler, self._clock = config, parts.scheduler, machine.clock
         self._picked = PickedMessages()
-        self._endpoints = Endpoints(parts.scheduler.fleet.backends, config.upstream, machine)
+        self._endpoints = Endpoints(parts.scheduler.fleet, config.upstream, machine)
         self._ids = RequestIds(machine.random.randbytes(6).hex())
         self._budget = BodyBudget(config.max_parked_body_bytes, machine.clock)
         self._observer = RequestObserver(parts.metrics, parts.counters, parts.access_log, None, machine.clock)
