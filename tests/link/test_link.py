@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from link_pair import BULK, DEFAULT, DRAINED, INTERACTIVE, Pair, nonce
+from link_pair import BULK, DEFAULT, DRAINED, INTERACTIVE, SYSTEM, Pair, nonce
 
 from maitred.core.units import SECOND
 from maitred.scheduler.link.gateway_end import EndState
@@ -50,6 +50,21 @@ def test_a_victim_that_is_tried_again_waits_as_another_attempt() -> None:
     assert sorted(p.yield_slot("a", 0)) == ["a 0 waits to_be_retried", "b 0 granted 0"]
     assert p.release("b", 0) == ["a 0 granted 0"]
     assert [request.attempt for request in p.gateways["a"].requests] == [2]
+
+
+def test_a_request_that_loses_its_slot_at_the_instant_at_which_it_gets_it_waits_again() -> None:
+    p = Pair(1, gateways=("a", "b"), on_preempt="retry")
+    p.submit("a", 0, BULK)
+    p.submit("b", 0, INTERACTIVE)
+    p.submit("b", 1, SYSTEM)
+
+    # The slot is promised to the first one, from which the second one takes it. Nothing is at a backend that could be stopped.
+    told = p.yield_slot("a", 0)
+    assert told[-1] == "b 1 granted 0"
+    assert "b 0 waits to_be_retried" in told
+    assert p.held() == {"a": 0, "b": 1}
+    assert p.release("b", 1) == ["b 0 granted 0"]
+    assert p.release("b", 0) == ["a 0 granted 0"]
 
 
 def test_a_preemption_that_comes_after_the_first_byte_is_declined_and_the_next_victim_stopped() -> None:

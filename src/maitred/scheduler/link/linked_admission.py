@@ -209,7 +209,9 @@ class LinkedAdmission:
         if not keeps_slot:
             request.tried.clear()  # It waits for a slot, and what has failed it may be well again.
         self.apply(decisions, now)
-        if keeps_slot:
+        if request.ticket.state is _VICTIM:  # Its gateway has nothing to stop.
+            self._yield(request, now)
+        elif keeps_slot:
             self._grant(request, now)
 
     def _move(self, request: BookedRequest, now: Micros) -> None:
@@ -292,12 +294,16 @@ class LinkedAdmission:
 
     def apply(self, decisions: Iterable[Decision], now: Micros) -> None:
         """Carry out decisions of the core."""
+        never_started: list[BookedRequest] = []
         for decision in decisions:
             request = self._books.by_ticket.get(decision.subject)
             if request is None:
                 continue
             if decision.action is _ADMIT:
-                self._grant(request, now)
+                if request.ticket.state is _VICTIM:  # by a later one of these decisions, or of those that followed from them
+                    never_started.append(request)
+                else:
+                    self._grant(request, now)
             elif decision.action is Action.QUEUE:
                 self._say(request.gateway, Queue(request.number, request.attempt, decision.reason))
             elif decision.action is Action.PREEMPT_SLOT:
@@ -307,6 +313,9 @@ class LinkedAdmission:
                     why = (decision.reason, decision.retry_after, self.core.refusal(decision))
                     self._say(request.gateway, Reject(request.number, request.attempt, *why))
                 self._books.remove(request)
+        for request in never_started:
+            if request.ticket.state is _VICTIM:  # Its gateway was told of no slot, and has nothing to stop.
+                self._yield(request, now)
 
     def _grant(self, request: BookedRequest, now: Micros) -> None:
         if request.ticket.state is not _ADMITTED:  # Something later in these decisions has changed that already.
