@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from log_writer import KINDS, World
 
+from maitred.admission import AdmissionConfig
 from maitred.core.decisions import DecisionLog
 from maitred.replay import replay
 
@@ -30,7 +33,20 @@ def test_a_written_log_is_written_again_byte_for_byte() -> None:
     for lines in written:
         again: list[bytes] = []
         replay(lines, DecisionLog(again.append))
-        assert again[1:] == lines  # Version 1 has no version line.
+        assert list(map(as_written, again[1:], lines)) == lines  # Version 1 has no version line.
+
+
+def as_written(line: bytes, then: bytes) -> bytes:
+    """Return a line that opens a core without the keys of its configuration that there were not when `then` was written, which
+    have their defaults; any other line as it is."""
+    opened = json.loads(line)
+    if opened.get("input") != "open":
+        return line
+    written, rules = json.loads(then)["config"], opened["config"]
+    for key in rules.keys() - written.keys():
+        assert rules[key] == json.loads(msgspec.json.encode(getattr(AdmissionConfig(), key))), key
+    opened["config"] = {key: value for key, value in rules.items() if key in written}
+    return json.dumps(opened, separators=(",", ":")).encode() + b"\n"
 
 
 @pytest.mark.parametrize("seed", range(len(KINDS)))

@@ -93,7 +93,7 @@ def test_the_log_that_is_shown_is_such_a_log(runs: list[Any]) -> None:
     assert {(decision["action"], decision["reason"]) for decision in shown} <= words
     again: list[bytes] = []
     replay(lines, DecisionLog(again.append))
-    assert again == lines
+    assert again == [line for line in lines if b'"seal"' not in line]
 
 
 def test_every_action_and_every_reason_is_explained() -> None:

@@ -107,6 +107,7 @@ def test_the_bytes_of_a_503_before_the_connection_is_closed() -> None:
         b"content-length: %d" % len(body),
         b"content-type: application/json",
         b"retry-after: 1",
+        b"x-maitred-queue-ms: 0",
         b"x-request-id: v",
         b"x-smg-error-code: scheduler_preempted",
         b"x-smg-preempted: true",

@@ -46,7 +46,7 @@ def served(files: tuple[str, str]) -> ServerCertificate:
 
 
 class Answers(App):
-    """Answers with the body of the request; /large with 4 MiB."""
+    """Answers with the body of the request; /large with 32 MiB, more than a system keeps for a client that takes nothing."""
 
     send_timeout_secs = 0.2
 
@@ -56,9 +56,9 @@ class Answers(App):
     async def __call__(self, exchange: Exchange) -> None:
         body = await exchange.read_body(1 << 20)
         if exchange.path == "/large":
-            exchange.start_response(200, [(b"content-length", b"%d" % (64 * 65_536))], b"", True)
-            for number in range(64):
-                busy = exchange.send_piece(b"x" * 65_536, number < 63)
+            exchange.start_response(200, [(b"content-length", b"%d" % (512 * 65_536))], b"", True)
+            for number in range(512):
+                busy = exchange.send_piece(b"x" * 65_536, number < 511)
                 if busy is not None:
                     await busy
             return
@@ -123,7 +123,7 @@ def test_requests_and_large_answers(served: ServerCertificate) -> None:
             client = await here.connect()
             for _ in range(3):
                 assert (await client.ask()).endswith(b"\r\n\r\nhello")
-            assert len(await client.ask(b"GET /large HTTP/1.1", b"")) > 64 * 65_536
+            assert len(await client.ask(b"GET /large HTTP/1.1", b"")) > 512 * 65_536
             assert (await client.ask(b"GET /?\xff HTTP/1.1" + b"x" * 70_000, b"")).startswith(b"HTTP/1.1 4")
             # A client that speaks plain HTTP is no trouble for the others.
             plain = await here.connect(tls=False)
@@ -156,7 +156,7 @@ def test_idle_and_slow_clients_are_treated_as_on_plain_connections(
             taking_nothing.writer.transport.pause_reading()
             await asyncio.sleep(0.9)
             taking_nothing.writer.transport.resume_reading()
-            assert len(await taking_nothing.read_to_end()) < 64 * 65_536
+            assert len(await taking_nothing.read_to_end()) < 512 * 65_536
 
     run(scenario())
 

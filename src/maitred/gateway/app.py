@@ -194,8 +194,13 @@ class Gateway(App):
         try:
             from maitred.gateway.observe.span_export import SpanExport
         except ImportError as error:
-            problem = f"OpenTelemetry is not installed ({error.name})"
-            raise ConfigError(problem, where="gateway.otel", hint="pip install 'maitred[otel]'") from error
+            problem, cure = f"OpenTelemetry is not installed ({error.name})", "pip install 'maitred[otel]'"
+            if not isinstance(
+                error, ModuleNotFoundError
+            ):  # xds-protos (the extra `envoy`) has old files of that package in it.
+                problem = "the files of opentelemetry-proto are not its own, but those of another package (xds-protos has some)"
+                cure = "pip install --no-deps --force-reinstall opentelemetry-proto"
+            raise ConfigError(problem, where="gateway.otel", hint=cure) from error
         export = SpanExport(config.otel, self.counters.spans)
         return export, RequestTracer(export, config.otel.sample_ratio, self._clock, self.machine.random)
 

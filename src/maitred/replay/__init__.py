@@ -3,8 +3,9 @@
     maitred.replay.replay(path.read_bytes().splitlines(), DecisionLog(again.append))
 
 The second log equals the first, byte for byte, because a log has everything on which decisions depend: that what was simulated
-is what runs can be shown so, and an incident be taken apart at leisure. `core.decisions` says what the lines are, and
-`core.replay` how they are run; here stands only how each core is made.
+is what runs can be shown so, and an incident be taken apart at leisure. Only seals are not written again: whoever writes the
+file adds them. `core.decisions` says what the lines are, and `core.replay` how they are run; here stands only how each core is
+made.
 
     reading   the lines of a log: what each is, and its seals
     verify    compares what the cores decide with what the log says they decided
