@@ -25,7 +25,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FILE = ROOT / "deploy" / "container" / "Containerfile"
-MIRROR = "http://deb.debian.org/debian"
 IMAGE, USER = "localhost/maitred-check", 10001
 
 Step = tuple[str, str]
@@ -51,8 +50,8 @@ def run(*command: str | Path, **named: object) -> subprocess.CompletedProcess[st
 
 
 def make_base(suite: str, folder: Path) -> Path:
-    """Return a root of Debian's packages with python3."""
-    run("debootstrap", "--variant=minbase", "--include=python3,python3-venv,ca-certificates", suite, folder, MIRROR)
+    """Return a root of Debian's packages with python3, from the mirror that debootstrap takes by itself."""
+    run("debootstrap", "--variant=minbase", "--include=python3,python3-venv,ca-certificates", suite, folder)
     prepare(folder)
     return folder
 
