@@ -22,11 +22,15 @@ from world import (
 )
 
 from maitred.admission import AdmissionPolicy
+from maitred.core.contracts import Choice, FleetView
+from maitred.core.request import Request
+from maitred.core.units import Micros
 from maitred.gateway import GatewayConfig
 from maitred.gateway.admin.reload import GatewaySettings
 from maitred.gateway.observe import shadow as following
 from maitred.programs import ProgramsConfig
 from maitred.routing import RoutingConfig
+from maitred.routing.base import BaseRouter
 from maitred.shadow import ShadowRules
 
 PREEMPTING: dict[str, Any] = {
@@ -124,6 +128,43 @@ def test_other_rules_are_told_by_kind() -> None:
     assert told["refuse"]["real"].startswith("holds a slot")
     assert 'maitred_shadow_disagreements_total{kind="admit"} 1.0' in metrics
     assert "maitred_shadow_active 1.0" in metrics
+
+
+class Last(BaseRouter):
+    """A router that takes the last backend."""
+
+    def choose(self, request: Request, fleet: FleetView, now: Micros) -> Choice:
+        return Choice(fleet[-1].index, "last")
+
+
+def test_another_backend_and_a_program_that_would_be_paused_are_told() -> None:
+    """In force requests go to both backends in turn, and no program is short of memory; under the shadow the last backend has
+    all, and 2,000 tokens of memory hold one program of 1,500."""
+    one_program = {"backend_capacity_tokens": 2000}
+
+    async def scenario() -> tuple[dict[str, Any], dict[str, Any]]:
+        shadow = rules("test_gateway_shadow:Last", one_program)
+        in_force: dict[str, Any] = {"routing": RoutingConfig(policy="round-robin"), "programs": {}}
+        gate = GatedAnswer()
+        async with world(Backend(gate), shadow=shadow, **in_force) as w:
+            bodies = [{"model": "m", "program_id": name, "x": "x" * 7500} for name in ("p1", "p2")]
+            asked = [await w.start_request(body=msgspec.json.encode(body)) for body in bodies]
+            await apart()
+            gate.open.set()
+            assert [(await each.read_response())[0] for each in asked] == [200, 200]
+            paused = await shadow_page(w)
+        async with world(Backend(), Backend(), shadow=rules("test_gateway_shadow:Last"), routing=in_force["routing"]) as w:
+            for number in range(4):
+                assert (await w.request(x_request_id=f"r{number}"))[0] == 200
+            return paused, await shadow_page(w)
+
+    paused, routed = run(scenario())
+    assert paused["disagreements"]["pause"] == 1
+    (told,) = (each for each in paused["examples"] if each["kind"] == "pause")
+    assert (told["id"], told["real"].split(" (")[0], told["shadow"]) == ("p2", "active", "paused")
+    assert routed["disagreements"]["instance"] == 2  # Two of four have gone to the first one.
+    assert {each["id"] for each in routed["examples"]} in ({"r0", "r2"}, {"r1", "r3"})
+    assert all(each["shadow"] == "backend 1 (last)" for each in routed["examples"])
 
 
 def test_a_router_that_reads_more_is_not_compared() -> None:

@@ -40,6 +40,8 @@ def test_workers_of_a_scheduler_elsewhere_show_the_whole_and_give_back_what_a_ki
                     assert [each["name"] for each in by_worker] == ["worker 1", "worker 2"]
                     assert sum(each["in_flight"] for each in by_worker) == SLOTS
                     assert sum(each["waiting"] for each in by_worker) == 4
+                live = await w.page("/maitred/live")
+                assert sum(each["waiting"] for each in live["state"]["cluster"]["gateways"]) == 4
                 held = {gateway.id[0]: len(gateway.requests) for gateway in books().connected}
                 victim = _worker_with_requests(w, held)
                 os.kill(victim, signal.SIGKILL)

@@ -20,6 +20,7 @@ from maitred.gateway.dashboard import live_feed
 from maitred.gateway.dashboard.changes import changes
 from maitred.gateway.dashboard.document import dashboard_document
 from maitred.gateway.dashboard.latency_window import LatencyWindow, percentile_ms
+from maitred.routing import RoutingConfig
 
 KEYS: dict[str, Any] = {"api_key": "shared", "tenant_api_keys": {"acme": "of-acme"}}
 TREES = st.recursive(st.none() | st.integers(0, 3), lambda below: st.dictionaries(st.sampled_from("abc"), below, max_size=3))
@@ -158,6 +159,26 @@ def test_the_last_decisions_are_kept_while_somebody_looks(tmp_path: Path) -> Non
             assert not w.gateway._dashboard.recent.is_watching
             assert (await w.request())[0] == 200
         assert log.read_bytes().count(b'"action"') == 4  # Its log has all of them once.
+
+    run(scenario())
+
+
+def test_loads_of_engines_are_read_while_somebody_looks() -> None:
+    """Neither the router nor admission goes by them here."""
+
+    async def scenario() -> None:
+        backend = Backend()
+        backend.metrics = b"vllm:num_requests_running 3\nvllm:num_requests_waiting 2\nvllm:kv_cache_usage_perc 0.25\n"
+        async with world(backend, routing=RoutingConfig(policy="round-robin")) as w:
+            assert w.gateway.scheduler.fleet.backends[0].load is None
+            watcher = await watch(w)
+            for _ in range(12):
+                await watcher.next()
+            (engine,) = watcher.state["backends"].values()
+            assert (engine["load"]["running"], engine["load"]["kv_usage"]) == (3, 0.25)
+            watcher._connection.disconnect()
+            await asyncio.sleep(20)
+            assert w.gateway.scheduler.fleet.backends[0].load is None
 
     run(scenario())
 

@@ -247,6 +247,11 @@ def test_pages_and_reloads_are_of_all_workers(tmp_path: Path) -> None:
                 assert state["classes"]["default"]["completed"] == 12
                 _, metrics = await w.request("/metrics", b"", "GET")
                 assert b'maitred_http_responses_total{error_code="",status_code="200"} 12.0' in metrics
+            for _ in range(3):
+                live = await w.page("/maitred/live")
+                assert live["state"]["classes"]["default"]["completed"] == 12
+                assert live["backends"][engine.backend.url]["healthy"] is True
+                assert b"<title>" in (await w.request("/maitred", b"", "GET"))[1]
             assert (await w.page("/ready"))["ready"] is True
             (tmp_path / "config.yaml").write_text(CONFIG + "    default:\n      queue_size: 7\n")
             w.process.send_signal(signal.SIGHUP)

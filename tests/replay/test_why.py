@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from maitred import simulate
@@ -60,13 +61,44 @@ def test_a_story_has_places_those_who_went_past_and_what_held_the_slots() -> Non
     assert "1 went past it: of a higher class, which goes first (2)" in said
 
 
+def data(story: Story) -> dict[str, Any]:
+    """Return a story without what held the slots: a gateway looks ten times a second, a log is read whole."""
+    for wait in story.waits:
+        wait.held = []
+    return story_data(story)
+
+
+def test_what_held_the_slots_is_told_over_time() -> None:
+    """One of three slots is reserved for chats. A request of a tenant that may hold one waits while chats come and go."""
+    lines: list[bytes] = []
+    limits = {"auth:a": {"max_in_flight": 1}}
+    classes = {"interactive": {"reserved_floor": 1}, "system": {"reserved_floor": 0}}
+    config = msgspec.convert({"mode": "priority", "classes": classes, "tenant_policies": limits}, AdmissionConfig)
+    core = Admission(config, {"m": 3}, log=NarratedLog(Narrator(), lines.append))
+    for number, (priority_class, tenant) in enumerate(((BULK, "a"), (BULK, "a"), (CHAT, "c"), (CHAT, "c"))):
+        core.submit(Ticket(number, "m", priority_class, f"auth:{tenant}"), number * 1000)
+    core.release(3, ReleaseReason.DRAINED, 4000)
+    core.release(0, ReleaseReason.DRAINED, 5000)
+    core.release(1, ReleaseReason.DRAINED, 6000)
+    ((story,), _) = tell(numbered(lines), ROOMS, "1")
+    (wait,) = story.waits
+    assert wait.reason == "tenant_limit"
+    assert [(each.ms, each.held, each.held_back, each.tenant) for each in wait.held] == [
+        (0, {"bulk": 1}, {"interactive": 1}, 1),
+        (1, {"bulk": 1, "interactive": 1}, {}, 1),
+        (2, {"bulk": 1, "interactive": 2}, {}, 1),
+        (3, {"bulk": 1, "interactive": 1}, {}, 1),
+    ]
+    assert "1 ms  2 of 3 (1 interactive, 1 bulk); 1 by its own tenant" in "\n".join(in_sentences(story))
+
+
 def test_the_log_tells_the_same_as_the_core_that_writes_it() -> None:
     narrator, lines = Narrator(), list[bytes]()
     play(narrator, lines)
     for name in ("job-0", "job-1", "job-2", "job-3"):
         (story,) = narrator.find(name)
         told, _ = tell(numbered(lines), ROOMS, name)
-        assert [story_data(each) for each in told] == [story_data(story)]
+        assert [data(each) for each in told] == [data(story)]
     assert tell(numbered(lines), ROOMS, "nobody")[0] == []
     assert [each.number for each in tell(numbered(lines), ROOMS, "3")[0]] == [3]
 
@@ -149,6 +181,10 @@ def test_the_command(maitred: Callable[..., Any], tmp_path: Path, lines: list[by
     assert data[0]["story"] == told.out.splitlines()
     table = maitred("why", "--slow", 3, "log")
     assert (table.code, "waited: behind queue" in table.out) == (0, True)
-    for arguments in (("why", "nobody", "--log", "log"), ("why", "1"), ("why", "1", "2", "--log", "log")):
+    (tmp_path / "readme").write_text("# No log\n\nIt is none.\n")
+    refused = maitred("why", 40, "--log", "readme")
+    assert "no decision log: readme, line 1: it is no line of a decision log" in refused.err
+    wrong = ("why", "nobody", "--log", "log"), ("why", "1"), ("why", "1", "2", "--log", "log"), ("why", "1", "--log", "readme")
+    for arguments in wrong:
         refused = maitred(*arguments)
         assert (refused.code, refused.err.count("\n")) == (2, 1)

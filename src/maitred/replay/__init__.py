@@ -9,6 +9,7 @@ made.
 
     reading   the lines of a log: what each is, and its seals
     verify    compares what the cores decide with what the log says they decided
+    moves     what requests did in queues; holdings: what held the slots meanwhile
     narrator  follows what cores are told and decide, and knows the story of each request
     story     a story as data and in sentences
     why       stories from a log; what the slowest requests waited for

@@ -6,6 +6,7 @@ simulation and of a gateway that serves. Memory is bounded: the last `max_storie
 
     joins, leaves of queues    a count by pool and class: how many are ahead of a newcomer
     moves                      what others did meanwhile, in order: places over time, and who went past
+    holdings                   what the pools looked like meanwhile: what held the slots
 
 For one request of a long log, `wants` says which: then no other has a story, and others' moves are kept only while it waits.
 """
@@ -13,10 +14,8 @@ For one request of a long log, `wants` says which: then no other has a story, an
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from itertools import islice, takewhile
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
 
@@ -26,9 +25,9 @@ from maitred.core.request import PriorityClass, RequestId
 from maitred.core.units import Micros
 from maitred.programs import inputs as programs
 from maitred.programs.enums import ProgramDecision
-from maitred.replay.state import pool_state
+from maitred.replay.holdings import LIVE_INTERVAL, Holdings, state_of_pool
+from maitred.replay.moves import Move, settle
 from maitred.replay.story import (
-    Passed,
     Story,
     Wait,
     admitted_in_words,
@@ -43,8 +42,6 @@ MAX_STORIES: Final = 2000
 MAX_MOVES: Final = 50_000
 MAX_EVENTS: Final = 200
 """Events of one story; further ones are left out, but for the end."""
-_MAX_PLACES: Final = 20
-_MAX_EXAMPLES: Final = 5
 _FIRST_AGAIN: Final = frozenset(("to_be_retried", "lost_backend", "budget_spent", "victim_declined"))
 """Reasons for which a request waits first in its class."""
 _PROGRAM_WORDS: Final[Mapping[str, str]] = {
@@ -59,31 +56,15 @@ _PROGRAM_WORDS: Final[Mapping[str, str]] = {
 }
 
 
-class Move(NamedTuple):
-    """What another request did in a queue."""
-
-    at: Micros
-    is_join: bool
-    pool: str
-    urgency: int
-    number: RequestId
-    joined: int
-    """When it joined its queue, as a number that grows; for one that never waited, when it came."""
-    reason: str
-    """Why it was admitted, or "" if it joined, or left without a slot."""
-    is_first_again: bool
-    waited: bool
-
-
 class _Open:
     """A request that admission has not done with."""
 
-    __slots__ = ("is_first_again", "is_waiting", "joined", "pool", "priority_class", "tenant", "urgency")
+    __slots__ = ("has_slot", "is_first_again", "is_waiting", "joined", "pool", "priority_class", "tenant", "urgency")
 
     def __init__(self, given: admission.Submit, urgency: int, number: int) -> None:
         self.pool, self.priority_class, self.tenant = given.pool, given.priority_class, given.tenant
         self.urgency, self.joined = urgency, number
-        self.is_waiting = self.is_first_again = False
+        self.is_waiting = self.is_first_again = self.has_slot = False
 
 
 class Narrator:
@@ -105,11 +86,15 @@ class Narrator:
         self._max_stories, self._wants, self._on_end = max_stories, wants, on_end
         self._moves: deque[Move] = deque(maxlen=max_moves)
         self._keeps_moves = max_moves != 0
+        self._holdings = Holdings(LIVE_INTERVAL if wants is None else 0)
+        self._touched: set[str] = set()
+        """Pools that the last input may have changed."""
         self._num_waiting_wanted = 0
         self._open: dict[RequestId, _Open] = {}
         self._waiting: Counter[tuple[str, int]] = Counter()
         self._num_joined = 0
         self._mode = "priority"
+        self._at: Micros = 0
         self._released: admission.Release | None = None
         self._programs: dict[int, RequestId] = {}
         """The last request of each program, by its serial number."""
@@ -132,6 +117,7 @@ class Narrator:
 
     def on_input(self, room: str, given: Input) -> None:
         """Hear what a core was told, and took."""
+        self._at = given.at
         if isinstance(given, admission.Submit):
             self._on_submit(given)
         elif isinstance(given, admission.FirstByte):
@@ -140,6 +126,10 @@ class Narrator:
                 self._add(story, given.at, "first_byte", "Its first byte went to the client; from here on it is no victim.")
         elif isinstance(given, admission.Release):
             self._released = given
+            if (request := self._open.get(given.id)) is not None:
+                self._free(request)
+        elif isinstance(given, admission.Resize):
+            self._touched.add(given.pool)
         elif isinstance(given, admission.LeaveBackend):
             if (story := self.stories.get(given.id)) is not None:
                 story.retries += 1
@@ -155,7 +145,7 @@ class Narrator:
     def on_decisions(self, room: str, decisions: Iterable[Any]) -> None:
         """Hear what a core has decided of its last input."""
         released, self._released = self._released, None
-        came_back = False
+        came_back, at = False, self._at
         for decision in decisions:
             if isinstance(decision, Decision):
                 came_back |= released is not None and decision.subject == released.id and decision.action == "queue"
@@ -166,6 +156,8 @@ class Narrator:
                 self._on_routing(decision)
         if released is not None and not came_back:
             self._on_released(released)
+        if self._touched:
+            self._sample(at)
 
     def on_scores(self, number: RequestId, scores: Sequence[Mapping[str, Any]]) -> None:
         """Hear by which scores the instance of a request was chosen."""
@@ -217,6 +209,10 @@ class Narrator:
             self._on_queued(decision, request, story)
         elif action == "admit":
             self._leave(request, number, at, reason)
+            self._touched.add(request.pool)
+            if not request.has_slot:
+                request.has_slot = True
+                self._holdings.count(request.pool, request.tenant, 1)
             if story is not None:
                 self._end_wait(story, at, "admitted")
                 self._add(story, at, "admit", f"It got a slot: {admitted_in_words(reason, other)}.", reason=reason, other=other)
@@ -249,24 +245,32 @@ class Narrator:
         self._waiting[key] += 1
         if story is not None:
             self._end_wait(story, at, "waits anew")
+            if self._wants is not None and not self._num_waiting_wanted:
+                self._holdings.begin(at)
             self._num_waiting_wanted += 1
+            self._touched.add(request.pool)
         self._note_move(request, decision.subject, at, "", is_join=True)
         if story is None:
             return
         story.waits.append(Wait(at, reason, ahead))
-        state = self._pool_state(request.pool)
+        state = state_of_pool(self.core, request.pool)
         held = "" if state is None else f" Held: {held_in_words(state, request.priority_class)}."
         why = queued_in_words(reason, decision.other, request.tenant)
         said = f"It waits, as {why}; {ahead} ahead of it.{held}"
         self._add(story, at, "queue", said, reason=reason, other=decision.other, ahead=ahead, pool=state)
 
-    def _pool_state(self, pool: str) -> dict[str, Any] | None:
-        core = self.core
-        if core is None:
-            return None
-        names = core.pool_names
-        name = pool if pool in names else names[0] if names else None
-        return None if name is None else pool_state(core.view(name))
+    def _free(self, request: _Open) -> None:
+        self._touched.add(request.pool)
+        if request.has_slot:
+            request.has_slot = False
+            self._holdings.count(request.pool, request.tenant, -1)
+
+    def _sample(self, at: Micros) -> None:
+        """Note what the pools look like that have changed, where that may be told."""
+        if self._keeps_moves and (self._wants is None or self._num_waiting_wanted):
+            for pool in self._touched:
+                self._holdings.sample(self.core, pool, at)
+        self._touched.clear()
 
     def _leave(self, request: _Open, number: RequestId, at: Micros, reason: str) -> None:
         """Note that a request leaves its queue, if it waits; and that it has a slot, if there is a `reason`."""
@@ -337,52 +341,10 @@ class Narrator:
             story.add(at, kind, said, **{name: value for name, value in facts.items() if value is not None})
 
     def _settle(self, story: Story, wait: Wait) -> None:
-        """Find the places over time of a wait, and who went past, from what others did meanwhile."""
-        if wait.places:
-            return
-        own, moves = self._moves_in(story.number, wait)
-        if own is None:
-            return
-        ahead, places, passed = wait.ahead, [(0.0, wait.ahead)], dict[str, list[int]]()
-        for move in moves:
-            goes_first = move.urgency > own.urgency or (
-                move.urgency == own.urgency and not own.is_first_again and (move.joined < own.joined or move.is_first_again)
-            )
-            if move.is_join:
-                ahead += goes_first
-            else:
-                ahead -= goes_first and move.waited
-                if move.reason and (move.joined > own.joined or move.urgency < own.urgency):
-                    passed.setdefault(_rule(move, own, wait), []).append(move.number)
-            if ahead != places[-1][1]:
-                places.append(((move.at - wait.began) / 1000, max(0, ahead)))
-        step = -(-len(places) // _MAX_PLACES)
-        wait.places = places[::step] if places[::step][-1] == places[-1] else [*places[::step], places[-1]]
-        wait.passed = [Passed(rule, len(numbers), numbers[:_MAX_EXAMPLES]) for rule, numbers in passed.items()]
-
-    def _moves_in(self, number: RequestId, wait: Wait) -> tuple[Move | None, Iterator[Move]]:
-        """Return how a request joined its queue, and what others did in the same pool while it waited."""
-        for index, own in enumerate(self._moves):
-            if own.is_join and own.number == number and own.at == wait.began:
-                later = islice(self._moves, index + 1, None)
-                until = later if wait.ended is None else takewhile(partial(_is_until, wait.ended), later)
-                return own, (move for move in until if move.pool == own.pool and move.number != number)
-        return None, iter(())
-
-
-def _is_until(last: Micros, move: Move) -> bool:
-    return move.at <= last
-
-
-def _rule(move: Move, own: Move, wait: Wait) -> str:
-    """Return by which rule a request got a slot before one that waited."""
-    if move.urgency > own.urgency:
-        return "higher_class"
-    if move.reason == "starved":
-        return "starved"
-    if wait.reason == "tenant_limit":
-        return "tenant_limit"
-    return "first_again" if move.is_first_again else "turn"
+        """Find the places over time of a wait, who went past, and what held the slots meanwhile."""
+        if not wait.places:  # A wait that has ended is settled once.
+            settle(self._moves, story.number, wait)
+            wait.held = self._holdings.during(story.model, story.tenant, wait.began, wait.ended)
 
 
 class NarratedLog(DecisionLog):

@@ -77,6 +77,21 @@ class Passed(msgspec.Struct, frozen=True):
     """Numbers of up to five of them."""
 
 
+class Holding(msgspec.Struct, frozen=True):
+    """What held the slots of a pool from an instant of a wait on."""
+
+    ms: float
+    """Since the wait began."""
+    slots: int | None
+    """None: without limit."""
+    held: dict[str, int]
+    """Slots in use by class."""
+    held_back: dict[str, int]
+    """Slots that are idle and reserved, by the class that they are reserved for."""
+    tenant: int
+    """Requests of the tenant of the request that held a slot; 0 where it is not among the five that hold most."""
+
+
 class Wait(msgspec.Struct):
     """A time in a queue of admission."""
 
@@ -89,6 +104,8 @@ class Wait(msgspec.Struct):
     places: list[tuple[float, int]] = msgspec.field(default_factory=list)
     """How many were ahead, by ms since the wait began; at most twenty points."""
     passed: list[Passed] = msgspec.field(default_factory=list)
+    held: list[Holding] = msgspec.field(default_factory=list)
+    """What held the slots, at most ten times what has changed."""
 
 
 class Story(msgspec.Struct):
@@ -195,6 +212,24 @@ def _wait_in_words(wait: Wait) -> Iterator[str]:
     for passed in wait.passed:
         examples = ", ".join(map(str, passed.examples)) + (", ..." if passed.count > len(passed.examples) else "")
         yield f"{passed.count:,} went past it: {_PASSED.get(passed.rule, passed.rule)} ({examples})"
+    if len(wait.held) > 1:
+        yield "held meanwhile:"
+        yield from (f"{each.ms:>9,.0f} ms  {_holding_in_words(each, wait.reason)}" for each in wait.held)
+
+
+def _holding_in_words(holding: Holding, reason: str) -> str:
+    held = sum(holding.held.values())
+    by_class = ", ".join(f"{count:,} {name}" for name, count in holding.held.items())
+    parts = [f"{held:,} of {holding.slots:,}" if holding.slots is not None else f"{held:,}"]
+    if by_class:
+        parts[0] += f" ({by_class})"
+    if holding.held_back:
+        parts.append("reserved and idle: " + ", ".join(f"{count:,} for {name}" for name, count in holding.held_back.items()))
+    if holding.slots is not None and held > holding.slots:
+        parts.append(f"{held - holding.slots:,} beyond the slots")
+    if reason == "tenant_limit":
+        parts.append(f"{holding.tenant:,} by its own tenant")
+    return "; ".join(parts)
 
 
 def _sum_in_words(story: Story) -> str:
@@ -244,6 +279,7 @@ def story_data(story: Story) -> dict[str, Any]:
                 "ahead": wait.ahead,
                 "places": [{"ms": at, "ahead": ahead} for at, ahead in wait.places],
                 "passed_by": [msgspec.to_builtins(passed) for passed in wait.passed],
+                "held": [msgspec.to_builtins(holding) for holding in wait.held],
                 "outcome": wait.outcome,
             }
             for wait in story.waits

@@ -20,7 +20,7 @@ from maitred.core.decisions import LOG_ROOM, NOTES_ROOM, Core, Input
 from maitred.core.replay import LoggedRoom
 from maitred.core.units import Micros
 from maitred.replay.narrator import NarratedLog, Narrator
-from maitred.replay.reading import Entry, LogReader
+from maitred.replay.reading import Broken, Entry, LogError, LogReader
 from maitred.replay.story import Story
 
 _SHARE: Final = 0.01
@@ -29,13 +29,15 @@ _SHARE: Final = 0.01
 
 def narrate(lines: Iterable[tuple[str, int, bytes]], rooms: Iterable[LoggedRoom], log: NarratedLog) -> LogReader:
     """Run a log once more for a narrator. Lines that are torn or that nobody can read are passed over, and those of a core that
-    the log does not say how to make. Raises LogError for a version that is not known."""
+    the log does not say how to make. Raises LogError for a version that is not known, and if no line is one of a log."""
     known = {room.name: (room, msgspec.json.Decoder(room.inputs)) for room in rooms}
     cores: dict[tuple[str, str | int], Core] = {}
-    reader = LogReader(lines)
-    for _, line, entry in reader:
+    reader, problem, is_log = LogReader(lines), "", False
+    for place, line, entry in reader:
         if not isinstance(entry, Entry):
+            problem = problem or f"{place}: {entry.problem if isinstance(entry, Broken) else 'half a line'}"
             continue
+        is_log = True
         if entry.room == LOG_ROOM and (entry.version is not None or entry.gap):
             cores.clear()
         elif entry.room == NOTES_ROOM and entry.note:
@@ -44,6 +46,8 @@ def narrate(lines: Iterable[tuple[str, int, bytes]], rooms: Iterable[LoggedRoom]
             room, decoder = known[entry.room]
             given: Input = decoder.decode(line)
             _give(room, cores, log, given, entry)
+    if problem and not is_log:
+        raise LogError(f"no decision log: {problem}")
     return reader
 
 

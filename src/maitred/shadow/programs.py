@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from maitred.core.units import Micros
 from maitred.programs import ProgramAction, ProgramDecision, Programs, ProgramsConfig
-from maitred.programs.enums import ProgramState
-from maitred.programs.inputs import Begin, Open, ProgramsInput, Reconfigure
+from maitred.programs.enums import BackendStatus, ProgramState
+from maitred.programs.inputs import Begin, Open, ProgramsInput, Reconfigure, SetBackend
 from maitred.programs.program import ProgramKey
 from maitred.shadow.disagreements import Disagreement, ShadowKind
 
@@ -43,7 +45,7 @@ class ProgramsShadow:
             for table in (self._real, self._own, self._here, self._paused, self._told):
                 table.clear()
             return []
-        took = self._core.reconfigure(self.config, given.at) if isinstance(given, Reconfigure) else given.apply_to(self._core)
+        took = self._apply(given)
         if isinstance(given, Begin) and given.request.program:
             key = ProgramKey(given.request.tenant, given.request.program, given.request.model)
             self._here.add(key)
@@ -56,6 +58,14 @@ class ProgramsShadow:
         self.num_compared += len(decisions)
         reasons = {self._real.get(each.program): each for each in decisions}
         return [told for key in dict.fromkeys(touched) for told in self._compare(key, given.at, reasons.get(key))]
+
+    def _apply(self, given: ProgramsInput) -> Sequence[ProgramDecision]:
+        if isinstance(given, Reconfigure):
+            return self._core.reconfigure(self.config, given.at)
+        tokens = self.config.backend_capacity_tokens
+        if isinstance(given, SetBackend) and tokens is not None and given.status is not BackendStatus.DOWN:
+            given = msgspec.structs.replace(given, capacity=tokens)
+        return given.apply_to(self._core)
 
     def _note(self, decision: ProgramDecision) -> None:
         key = self._real.get(decision.program)

@@ -67,6 +67,8 @@ class FleetView:
         """Which models share slots, and how many there are."""
         self.ejection = RealTimeEjection(config.ejection, self.backends, self._update_serving, clock)
         """What ejects the backends that fail requests."""
+        self.is_watched: Callable[[], bool] = bool
+        """Whether somebody looks at the loads of backends, so that they are read where nothing else goes by them."""
         self.prefers_free_slots = False
         """Whether the slots of a backend limit what is sent to it."""
         self._is_ready = False

@@ -193,12 +193,14 @@ class FleetWatch:
         return backend.kv is None or self._clock.now() - read_at >= from_seconds(polling.interval_secs or 0.0)
 
     async def _note_load(self, backend: Backend, *, has_read_metrics: bool) -> None:
-        """Take over what a backend that is up reports of its load, if anything goes by it."""
+        """Take over what a backend that is up reports of its load, if anything goes by it or somebody looks at it."""
         metrics, report = self._pollers[backend.index].metrics, None
-        if self._wants_load():
+        wants_load = self._wants_load()
+        if wants_load or self._fleet.is_watched():
             if not has_read_metrics:
                 await metrics.read()
             report = metrics.report
+        if wants_load:
             self._tell_unknown_load(backend, metrics.problem)
         backend.note_load(report if backend.healthy and report is not None and report.has_load else None)
 
