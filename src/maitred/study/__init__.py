@@ -4,6 +4,7 @@
     comparison.py     paired differences with confidence intervals
     sweep/            candidates from a grid or a search: the best one, and the Pareto front
     calibration/      latency models from measurements, and the error of predictions
+    what_if/          recorded traffic under other rules, with the errors of what is foretold
     candidate.py      a candidate: the sections of a configuration that a simulation reads; the error of its latency model
     runs.py           the runs of a study: tasks as bytes, and what all runs have in common
     presentation.py   how each result is printed, and written as one HTML page

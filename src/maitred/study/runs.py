@@ -89,14 +89,14 @@ def decode_figures(result: bytes) -> dict[str, float | None]:
     return outcome.figures
 
 
-def _encode_unknown(value: Any) -> Any:
+def encode_unknown(value: Any) -> Any:
     """Encode a value that msgspec does not know. The hook raises NotImplementedError for unknown types, as msgspec requires."""
     if isinstance(value, Mapping):
         return dict(value)
     raise NotImplementedError(f"a {type(value).__name__} cannot be sent")
 
 
-_encoder = msgspec.msgpack.Encoder(enc_hook=_encode_unknown)
+_encoder = msgspec.msgpack.Encoder(enc_hook=encode_unknown)
 
 
 def _run(task: Task) -> TaskResult:

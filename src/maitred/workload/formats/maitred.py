@@ -112,7 +112,7 @@ class MaitredFormat(TraceFormat):
     def make_parser(self, lines: LineReader) -> RowParser:
         extra = tuple(EXTRA_COLUMNS)
         columns = CsvColumns(next(lines), *REQUIRED_COLUMNS, optional=(*OPTIONAL_COLUMNS, *extra))
-        contents = _Contents()
+        contents = PromptContents()
 
         def parse(line: str) -> TraceRow:
             arrival, label, prompt, answer, tenant, most, stream, model, program, slo, think, continues, outcome, *rest = (
@@ -166,7 +166,7 @@ def _parse_priority(text: str) -> float:
     return priority
 
 
-class _Contents:
+class PromptContents:
     """The content of prompts, and the conversations that programs have now, as chains of pieces of text."""
 
     def __init__(self) -> None:
@@ -186,11 +186,30 @@ class _Contents:
         shared = parse_tokens_or_zero(fields["prefix_tokens"], "prefix_tokens")
         if shared > prompt_tokens:
             raise RowError(f"prefix_tokens is {shared}", f"the prompt has {prompt_tokens} tokens")
-        if continues is None and not shared:
+        return self.continued(
+            prompt_tokens,
+            output_tokens,
+            program,
+            fields["parent_program"],
+            continues,
+            self._shared_prefix(fields["prefix_group"], shared),
+        )
+
+    def continued(
+        self,
+        prompt_tokens: int,
+        output_tokens: int,
+        program: str,
+        parent_program: str,
+        continues: bool | None,
+        shared: PieceChain = NO_PIECES,
+    ) -> tuple[PrefixKeys | None, PrefixKeys | None]:
+        """Return the same of the next prompt of a program, which begins with what it continues, or else with `shared`."""
+        if continues is None and shared is NO_PIECES:
             return None, None
-        before = self._before(program, fields["parent_program"], continues)
+        before = self._before(program, parent_program, continues)
         if before is None:
-            before = self._shared_prefix(fields["prefix_group"], shared).append(next(self._own_numbers), 0)
+            before = shared.append(next(self._own_numbers), 0)
         elif program not in self._conversations:
             before = before.append(next(self._own_numbers), 0)
         prompt = before.resized(prompt_tokens)

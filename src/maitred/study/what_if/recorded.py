@@ -1,0 +1,358 @@
+"""The recorded traffic: the rows of a record (`maitred serve --record`), joined with the decision log of the same run.
+
+The record says when requests came, how long prompts and answers were, and when answers began and ended. The log says what no
+record has: the class that a client asked for, which program has started which, whether the client left by itself, the rules in
+force, and the slots. Both know a request by the id of its answer. Rows that the log does not know are left out and counted: the
+record may begin before the log.
+
+**What a request waits for.** A client that works in turns sends nothing before it has its answer. So a request of a program
+comes a *think time* after the answers that it follows:
+
+    it follows the answers of its program that had ended when it arrived, and the first request of a sub-agent those of the
+    parent; its think time is the time from the last of their ends to its arrival
+    a request without a program, and one with no such answer before it, comes when it came
+
+    a ends at 2 s, b and c arrive at 3 s, b ends at 5 s, c at 6 s, d arrives at 8 s: b and c follow a by 1 s, d follows b and c
+    by 2 s, whichever ends last
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from msgspec.structs import replace
+
+from maitred.admission import AdmissionConfig, ReleaseReason
+from maitred.core.decisions import LOG_ROOM, NOTES_ROOM
+from maitred.core.errors import ConfigError
+from maitred.core.request import PriorityClass
+from maitred.core.units import Micros, from_seconds
+from maitred.files.rotated import read_lines
+from maitred.programs import ProgramsConfig
+from maitred.replay.reading import Broken, Entry, LogError, LogReader
+from maitred.routing import RoutingConfig
+from maitred.study.calibration.measurements import check_counts, is_recording, parse_number, read_rows
+from maitred.workload.formats.maitred import COMPLETED
+
+_LEAST_JOINED: Final = 0.5
+"""Share of the rows that the log must know, or it is of another run."""
+_DEFAULT: Final = PriorityClass.DEFAULT
+_TEXTS: Final = (
+    *("arrival_secs", "class", "prompt_tokens", "output_tokens", "tenant", "max_output_tokens", "stream", "model", "program"),
+    *("continues", "outcome", "cached_tokens", "backend", "sent_secs", "ttft_secs", "e2e_secs", "request_id"),
+)
+
+
+class RecordedRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """One request as it was. Its index among the requests is its id. Times are in µs."""
+
+    arrival: Micros
+    """From the arrival of the first one."""
+    asked: int
+    """The `PriorityClass` that the client asked for, or that it had if the log does not say."""
+    given: int
+    """The `PriorityClass` that it had."""
+    prompt_tokens: int
+    output_tokens: int | None
+    """None: not known, because it has not completed."""
+    max_output_tokens: int | None
+    stream: bool
+    tenant: str
+    model: str
+    program: str
+    parent_program: str
+    continues: bool | None
+    outcome: str
+    cached_tokens: int
+    backend: int
+    """An index into `Recorded.backends`, or -1."""
+    sent: Micros | None
+    """From its arrival, as `ttft` and `e2e`."""
+    ttft: Micros | None
+    e2e: Micros
+    client_left: bool
+    """Whether the client has left before the answer was complete."""
+    follows: tuple[int, ...] = ()
+    """The requests for whose answers it waits."""
+    think: Micros = 0
+    """Time from the last of these answers to its arrival."""
+
+    @property
+    def is_complete(self) -> bool:
+        return self.outcome == COMPLETED and self.output_tokens is not None
+
+
+class RulesInForce(msgspec.Struct, frozen=True, kw_only=True):
+    """What decided when the log was written, for most of its requests."""
+
+    admission: AdmissionConfig = AdmissionConfig(mode="off")
+    routing: RoutingConfig = RoutingConfig()
+    programs: ProgramsConfig = ProgramsConfig()
+    slots: dict[str, int] = {}
+    """By model."""
+    num_others: int = 0
+    """Requests that came under other rules."""
+
+
+class Recorded(msgspec.Struct, frozen=True, kw_only=True):
+    """A run as it was."""
+
+    requests: Sequence[RecordedRequest]
+    """In the order of arrival."""
+    backends: tuple[str, ...]
+    rules: RulesInForce
+    num_unknown: int = 0
+    """Rows that the log does not know."""
+    knows_asked: bool = True
+    """Whether the log says which classes clients asked for."""
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(each.model for each in self.requests))
+
+
+def read_recorded(logs: Sequence[Path], records: Sequence[Path]) -> Recorded:
+    """Return the run of a decision log and its record, each perhaps in several files, the oldest first. Raises ConfigError for
+    files that are something else, or of different runs."""
+    said = _read_log(logs)
+    rows: list[tuple[float, RecordedRequest, str]] = []
+    backends: dict[str, int] = {}
+    for path in records:
+        rows += _read_record(path, backends)
+    if not rows:
+        raise ConfigError("there are no requests in it", where=_names(records))
+    rows.sort(key=lambda row: row[0])
+    known = [(arrival, row, said.by_id[key].pop(0)) for arrival, row, key in rows if said.by_id.get(key)]
+    if len(known) < _LEAST_JOINED * len(rows):
+        problem = f"it is the record of another run: the log knows {len(known):,} of its {len(rows):,} requests"
+        raise ConfigError(
+            problem, where=_names(records), hint=f"it is the record that was written together with {_names(logs)}"
+        )
+    origin = known[0][0]
+    requests = [_joined(row, told, from_seconds(arrival - origin)) for arrival, row, told in known]
+    return Recorded(
+        requests=with_causes(requests),
+        backends=tuple(backends),
+        rules=said.rules(),
+        num_unknown=len(rows) - len(known),
+        knows_asked=any(told.asked is not None for _, _, told in known),
+    )
+
+
+def _names(paths: Iterable[Path]) -> str:
+    return ", ".join(map(str, paths))
+
+
+class _Told(msgspec.Struct):
+    """What the log says of one request."""
+
+    asked: str | None = None
+    end: str = ""
+    parent: str = ""
+
+
+class _Line(msgspec.Struct):
+    """What is read of a line of the log, whichever it is."""
+
+    id: int = -1
+    client_id: str = ""
+    pool: str = ""
+    capacity: int = 0
+    end: str = ""
+    config: msgspec.Raw = msgspec.Raw(b"{}")
+    request: dict[str, Any] = {}
+    note: dict[str, Any] = {}
+
+
+_decode_line: Final = msgspec.json.Decoder(_Line).decode
+_CONFIGS: Final = {"admission": AdmissionConfig, "routing": RoutingConfig, "programs": ProgramsConfig}
+
+
+class _LogFacts:
+    """What a log says, collected line by line."""
+
+    def __init__(self) -> None:
+        self.by_id: dict[str, list[_Told]] = {}
+        self.num_inputs = 0
+        self._open: dict[int, _Told] = {}
+        """By the number of the request in the process that writes."""
+        self._asked: dict[int, str] = {}
+        self._rules: dict[str, bytes] = {}
+        self._slots: dict[str, int] = {}
+        self._under: Counter[tuple[tuple[str, bytes], ...]] = Counter()
+        """Requests by the rules under which they came."""
+        self._slots_under: Counter[tuple[str, int]] = Counter()
+
+    def begin_process(self) -> None:
+        self._open.clear()
+        self._asked.clear()
+
+    def take(self, entry: Entry, line: bytes) -> None:
+        self.num_inputs += entry.input is not None
+        match entry.room, entry.input:
+            case "intake", None:
+                note = _decode_line(line).note
+                self._asked[int(note["id"])] = str(note["asked"])
+            case ("admission" | "routing" | "programs") as room, "open" | "reconfigure":
+                self._rules[room] = bytes(_decode_line(line).config)
+            case "admission", "resize":
+                said = _decode_line(line)
+                self._slots[said.pool] = said.capacity
+            case "admission", "submit":
+                said = _decode_line(line)
+                self._begin(said.id, said.client_id, said.pool)
+            case "admission", "release":
+                said = _decode_line(line)
+                self._told(said.id).end = said.end
+            case ("routing", "choose") | ("programs", "begin"):
+                request = _decode_line(line).request
+                self._begin(int(request["id"]), str(request.get("client_id", "")), str(request.get("model", "")))
+                self._told(int(request["id"])).parent = str(request.get("parent_program") or request.get("parent") or "")
+
+    def _begin(self, number: int, client_id: str, pool: str) -> None:
+        if number not in self._open:
+            self._open[number] = _Told(self._asked.get(number))
+            self._under[tuple(sorted(self._rules.items()))] += 1
+            if pool in self._slots:
+                self._slots_under[pool, self._slots[pool]] += 1
+        told = self._open[number]
+        if client_id and not any(told is each for each in self.by_id.get(client_id, ())):
+            self.by_id.setdefault(client_id, []).append(told)
+
+    def _told(self, number: int) -> _Told:
+        return self._open.setdefault(number, _Told())
+
+    def rules(self) -> RulesInForce:
+        """Return the rules under which most requests came."""
+        (most, count), *_ = self._under.most_common(1)
+        sections = {room: msgspec.json.decode(text, type=_CONFIGS[room]) for room, text in most}
+        slots: dict[str, int] = {}
+        for (pool, number), _ in self._slots_under.most_common():
+            slots.setdefault(pool, number)
+        return RulesInForce(**sections, slots=slots, num_others=self._under.total() - count)
+
+
+def _read_log(logs: Sequence[Path]) -> _LogFacts:
+    """Return what a log says. Raises ConfigError for a file that is none."""
+    facts = _LogFacts()
+    try:
+        for place, line, entry in LogReader(read_lines(logs)):
+            if isinstance(entry, Broken) and not facts.num_inputs:
+                raise ConfigError(f"it is no decision log: {entry.problem}", where=str(place))
+            if not isinstance(entry, Entry):
+                continue
+            if entry.room == LOG_ROOM:
+                if entry.version is not None:
+                    facts.begin_process()
+            elif entry.input is not None or (entry.room == NOTES_ROOM and entry.note):
+                facts.take(entry, line)
+    except LogError as error:
+        raise ConfigError(str(error), where=_names(logs)) from error
+    except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"it is no decision log that can be replayed: {error}", where=_names(logs)) from error
+    if not facts.by_id:
+        raise ConfigError("there are no requests in this log", where=_names(logs), hint="name the files of the whole run")
+    return facts
+
+
+def _read_record(path: Path, backends: dict[str, int]) -> Iterable[tuple[float, RecordedRequest, str]]:
+    """Yield the arrival in seconds, the row, and the id of each request of a record. Raises ConfigError for another file."""
+    if not is_recording(path):
+        hint = "the file that maitred serve --record has written beside the log"
+        raise ConfigError("it is no record of maitred serve", where=str(path), hint=hint)
+    for line, (_, texts) in enumerate(read_rows(path, (), _TEXTS), 2):
+        row = dict(zip(_TEXTS, texts, strict=True))
+        yield _number(row, "arrival_secs", f"{path}:{line}"), _request(row, backends, f"{path}:{line}"), row["request_id"]
+
+
+def _number(row: dict[str, str], name: str, place: str) -> float:
+    return parse_number(row[name], name, place)
+
+
+def _request(row: dict[str, str], backends: dict[str, int], place: str) -> RecordedRequest:
+    tokens = {name: _number(row, name, place) for name in ("prompt_tokens", "output_tokens", "max_output_tokens") if row[name]}
+    check_counts(tokens, place)
+    found = PriorityClass.from_label(row["class"])
+    if found is None or "prompt_tokens" not in tokens:
+        raise ConfigError("a row has a class and prompt_tokens", where=place)
+
+    def time_of(name: str) -> Micros | None:
+        return from_seconds(_number(row, name, place)) if row[name] else None
+
+    output, limit = tokens.get("output_tokens"), tokens.get("max_output_tokens")
+    return RecordedRequest(
+        arrival=0,
+        asked=found,
+        given=found,
+        prompt_tokens=max(1, int(tokens["prompt_tokens"])),
+        output_tokens=None if output is None else max(1, int(output)),
+        max_output_tokens=None if limit is None else int(limit),
+        stream=row["stream"] != "false",
+        tenant=row["tenant"],
+        model=row["model"],
+        program=row["program"],
+        parent_program="",
+        continues=None if not row["continues"] else row["continues"] == "true",
+        outcome=row["outcome"],
+        cached_tokens=int(_number(row, "cached_tokens", place)) if row["cached_tokens"] else 0,
+        backend=backends.setdefault(row["backend"], len(backends)) if row["backend"] else -1,
+        sent=time_of("sent_secs"),
+        ttft=time_of("ttft_secs"),
+        e2e=time_of("e2e_secs") or 0,
+        client_left=False,
+    )
+
+
+def _joined(row: RecordedRequest, told: _Told, arrival: Micros) -> RecordedRequest:
+    asked = None if told.asked is None else PriorityClass.from_label(told.asked)
+    return replace(
+        row,
+        arrival=arrival,
+        asked=row.given if asked is None else asked,
+        parent_program=told.parent if told.parent != row.program else "",
+        client_left=told.end == ReleaseReason.CLIENT_GONE and row.outcome == "broken_off",
+    )
+
+
+class _Program:
+    """The answers of one program that a next request follows."""
+
+    def __init__(self) -> None:
+        self.under_way: list[int] = []
+        self.ended: list[int] = []
+        """Those of which no later request has ended: they are what the next request has waited for."""
+
+
+def with_causes(requests: Sequence[RecordedRequest]) -> Sequence[RecordedRequest]:
+    """Return the requests, in the order of arrival, with the answers that each follows."""
+    programs: dict[tuple[str, str], _Program] = {}
+    found = list(requests)
+    for index, request in enumerate(requests):
+        if not request.program:
+            continue
+        name = (request.tenant, request.program)
+        source = programs.get(name) or programs.get((request.tenant, request.parent_program))
+        if source is not None:
+            _settle(source, requests, request.arrival)
+            if source.ended:
+                last = max(_end(requests[i]) for i in source.ended)
+                found[index] = replace(request, follows=tuple(source.ended), think=request.arrival - last)
+        programs.setdefault(name, _Program()).under_way.append(index)
+    return found
+
+
+def _settle(program: _Program, requests: Sequence[RecordedRequest], now: Micros) -> None:
+    """Note which answers have ended by `now`."""
+    done = sorted((i for i in program.under_way if _end(requests[i]) <= now), key=lambda i: _end(requests[i]))
+    program.under_way = [i for i in program.under_way if _end(requests[i]) > now]
+    for index in done:
+        # One that arrived after another had ended has waited for it, so that who waits for the later waits for both.
+        program.ended = [i for i in program.ended if _end(requests[i]) > requests[index].arrival] + [index]
+
+
+def _end(request: RecordedRequest) -> Micros:
+    return request.arrival + request.e2e
