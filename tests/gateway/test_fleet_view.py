@@ -43,7 +43,7 @@ def test_what_stays_at_a_backend_that_is_down_brings_its_slots_until_it_ends() -
     stranded: list[tuple[int, bool]] = []
 
     class Listener(FleetListener):
-        def on_slots_changed(self, pools: Iterable[str]) -> None:
+        def on_slots_changed(self, pools: Iterable[str], backends: Iterable[Backend]) -> None:
             told.extend(fleet.pools.total_slots(pool) for pool in pools)
 
         def on_stranded(self, request_id: int, is_stranded: bool) -> None:

@@ -139,7 +139,7 @@ class LocalScheduler(Scheduler):
             self._granted = GrantedPlacement(fleet, self.watch, self.admission, memories, driver)
         self._slot_learning = SlotLearning(config, fleet, self.watch, self.admission, decisions)
         self.capacity = CapacityController(fleet, self.admission, self._slot_learning, fallback=parts.fallback)
-        self._slot_learning.choose_sources()
+        self._slot_learning.choose_sources(fleet.backends)
         fleet.listen(self.capacity)
         self.discovery = self._discovery = Discovery(config, fleet, client.machine)
         fleet.on_added += [self.watch.add, self._slot_learning.add]
@@ -199,7 +199,7 @@ class LocalScheduler(Scheduler):
         if self.programs is not None:
             self.programs.core.config.check_fixed(programs)
         self.capacity.reconfigure(admission)  # The last that may fail.
-        self.capacity.on_slots_changed(self.fleet.pools.names)
+        self.capacity.on_slots_changed(self.fleet.pools.names, self.fleet.backends)
         if self.programs is not None:
             self.programs.reconfigure(programs)
         self.watch.reconfigure(config)

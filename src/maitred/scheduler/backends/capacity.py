@@ -27,6 +27,7 @@ from maitred.admission import AdmissionConfig, PoolView, bootstrap_problem, over
 from maitred.admission.terms.config import MAX_SLOTS
 from maitred.core.errors import ConfigError
 from maitred.core.request import RequestId
+from maitred.scheduler.backends.backend import Backend
 from maitred.scheduler.backends.fleet_view import FleetView
 from maitred.scheduler.backends.slot_learning import SlotLearning
 from maitred.scheduler.backends.slot_pools import FleetListener, ModelSlots
@@ -63,11 +64,11 @@ class CapacityController(FleetListener):
             if problem is not None:
                 self._fall_back_to_legacy(problem)
 
-    def on_slots_changed(self, pools: Iterable[str]) -> None:
+    def on_slots_changed(self, pools: Iterable[str], backends: Iterable[Backend]) -> None:
         """Pass on new numbers of slots."""
-        self._learning.choose_sources()
-        for model in pools:
-            self._admission.resize_pool(model, self._fleet.pools.total_slots(model), self._fleet.pools.lead(model))
+        self._learning.choose_sources(backends)
+        for model, slots, lead in self._fleet.pools.sizes(pools):
+            self._admission.resize_pool(model, slots, lead)
             self._log_change(model)
         self._limit_fallback()
         if not self._startup_checked and self._fleet.all_polled:
@@ -133,11 +134,11 @@ class CapacityController(FleetListener):
         """Limit a gateway that serves with less than its configuration to the slots of the fleet, where no number is given. A
         fleet that is down says nothing, and the last limit stays."""
         config = self._config
+        if self.fallback is None or config.mode != "legacy":
+            return
         serving = [backend for backend in self._fleet.healthy if not backend.is_draining]
         slots = min(MAX_SLOTS, sum(self._fleet.pools.backend_slots(backend).slots for backend in serving))
-        if self.fallback is None or config.mode != "legacy" or not slots:
-            return
-        if config.legacy.max_concurrent_requests <= 0 or self._follows_fleet:
+        if slots and (config.legacy.max_concurrent_requests <= 0 or self._follows_fleet):
             self._follows_fleet = True
             if config.legacy.max_concurrent_requests != slots:
                 legacy = msgspec.structs.replace(config.legacy, max_concurrent_requests=slots)

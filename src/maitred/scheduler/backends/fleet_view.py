@@ -26,7 +26,7 @@ another one, so it is no victim of a preemption (`_tell_stranded`; in the core, 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
 from maitred.admission import fleet_load
@@ -160,7 +160,7 @@ class FleetView:
         if sent.backend.is_draining and not sent.backend.requests and self.on_unreachable is None:
             log.warning("backend %s is drained: it has no request any more", sent.backend.url)
         if sent.model:
-            self.tell_slots_changed((self.pools.pool_of(sent.model),))
+            self.tell_slots_changed((self.pools.pool_of(sent.model),), ())
         if sent.backend.is_forgotten and not sent.backend.requests:
             self._remove(sent.backend)
 
@@ -276,7 +276,7 @@ class FleetView:
         if changed:
             log.log(level, "backend %s is up, serving %s", backend.url, ", ".join(models) or "no model")
         if changed or resized:
-            self._update_serving()
+            self._update_serving(*[backend] if resized else [])
 
     def mark_down(self, backend: Backend, problem: str) -> None:
         """Send nothing more to `backend` until it is marked as up."""
@@ -327,16 +327,16 @@ class FleetView:
             backend.has_been_polled = True
             if not backend.healthy and not backend.failures_in_a_row:  # A failure that counts has been logged.
                 log.warning("backend %s is not up: %s", backend.url, backend.problem)
-            self.tell_slots_changed(())
+            self.tell_slots_changed((), (backend,))
         self._tell_observers(backend)
         self._abandon(self.ejection.find_silent(backend))
         self._forget_vanished()
         if backend.is_forgotten and not backend.requests:
             self._remove(backend)
 
-    def tell_slots_changed(self, pools: Iterable[str]) -> None:
-        """Say that these pools may have another number of slots."""
-        self._listener.on_slots_changed(pools)
+    def tell_slots_changed(self, pools: Iterable[str], backends: Iterable[Backend]) -> None:
+        """Say that these pools may have another number of slots, and these backends another source of theirs."""
+        self._listener.on_slots_changed(pools, backends)
 
     def check(self) -> None:
         """Raise InvariantError if what is counted of a backend is not what it has, or its learned slots are out of bounds."""
@@ -347,6 +347,7 @@ class FleetView:
             backend.own_requests.check()
             if backend.learned_slots is not None:
                 backend.learned_slots.check()
+        self.pools.check()
 
     def _tell_observers(self, backend: Backend) -> None:
         for observer in self._observers:
@@ -363,28 +364,31 @@ class FleetView:
         """Draw the consequences of what another process has said of the backends."""
         self._update_serving()
 
-    def _update_serving(self) -> None:
-        is_ready = bool(self.healthy)
+    def _update_serving(self, *resized: Backend) -> None:
+        """Draw the consequences of what has changed. `resized` report another number of slots."""
+        is_ready = any(backend.healthy for backend in self.backends)
         if is_ready != self._is_ready and self.on_unreachable is None:
             self._is_ready = is_ready
             log.log(*((logging.INFO, "ready: a backend is up") if is_ready else (logging.ERROR, "not ready: no backend is up")))
         were_left = [backend.is_left for backend in self.backends]
         self.ejection.detector.set_in_use([b.index for b in self.backends if b.healthy and not b.is_draining])
-        self._models.update()
-        pools = self.pools.update()
+        change = self._models.update()
+        pools, moved = self.pools.update(change, resized)
         # Slots that go make no victims, and those that come are given away before a victim is stopped for one.
-        self._tell_stranded(stranded=True)
-        self.tell_slots_changed(pools)
-        self._tell_stranded(stranded=False)
+        self._tell_stranded(moved, stranded=True)
+        self.tell_slots_changed(pools, (*change.backends, *resized))
+        self._tell_stranded(moved, stranded=False)
         self._forget_vanished()
         for backend, was_left in zip(self.backends, were_left, strict=True):
             if backend.is_left is not was_left:
                 self._tell_observers(backend)
 
-    def _tell_stranded(self, *, stranded: bool) -> None:
-        """Tell of the requests that are at backends whose slots do not count any more, or do so again."""
-        for sent in [sent for backend in self.backends for sent in backend.requests if sent.is_stranded is not stranded]:
-            if (sent.backend not in self.pools.backends(self.pools.pool_of(sent.model))) is stranded:
+    def _tell_stranded(self, moved: Container[Backend], *, stranded: bool) -> None:
+        """Tell of the requests that are at backends whose slots do not count any more, or do so again: of those that have
+        `moved` and those that are in no use."""
+        looked_at = [backend for backend in self.backends if backend.requests and (backend in moved or not backend.is_in_use)]
+        for sent in [sent for backend in looked_at for sent in backend.requests if sent.is_stranded is not stranded]:
+            if self.pools.serves(sent.backend, self.pools.pool_of(sent.model)) is not stranded:
                 sent.is_stranded = stranded
                 self._listener.on_stranded(sent.request.id, stranded)
 

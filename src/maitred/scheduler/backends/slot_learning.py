@@ -20,8 +20,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import Iterable
 from typing import Final
 
+from maitred.admission import AdmissionConfig
 from maitred.admission.learned_slots import (
     LEAST_LEARNED,
     MOST_LEARNED,
@@ -70,22 +72,28 @@ class SlotLearning:
         self._watch = watch
         self._is_started = False
         self._tasks: dict[Backend, asyncio.Task[None]] = {}
+        self._chosen_for: AdmissionConfig | None = None
         self._told: dict[int, tuple[int, str]] = {}
         """What the log has last said of the slots of each backend, by its index: number and source."""
 
-    def choose_sources(self) -> None:
-        """Give a controller to each backend whose slots must be learned now, and take it from the others."""
+    def choose_sources(self, backends: Iterable[Backend]) -> None:
+        """Give a controller to each of `backends` whose slots must be learned now, and take it from the others; to all backends
+        if the configuration of admission is another one than at the last time."""
         admission = self._admission.core.config
+        if admission is not self._chosen_for:
+            self._chosen_for, backends = admission, self._fleet.backends
         is_limit = admission.mode == "priority"
         self._fleet.prefers_free_slots = is_limit
         may_learn = is_limit and admission.slot_cost == "requests" and self._config.learns_slots
-        for backend in self._fleet.backends:
-            reported = backend.reported_slots
+        for backend in backends:
+            reported, before = backend.reported_slots, backend.learned_slots
             learns = may_learn and (reported is None or self._config.slots == "learned")
             if learns and not self._fits(backend.learned_slots, reported):
                 backend.learned_slots = self._make_controller(backend.index, reported)
             elif not learns:
                 backend.learned_slots = None
+            if backend.learned_slots is not before:
+                self._fleet.pools.recount(backend)
             if is_limit and backend.was_ever_healthy:
                 self._tell(backend)
 
@@ -119,10 +127,10 @@ class SlotLearning:
         core, fleet, wanted, held, keeps_lead = self._admission.core, self._fleet, False, 0, False
         slots = fleet.pools.backend_slots(backend).slots
         pools = fleet.pools.of_backend(backend)
-        for pool in pools:
+        for pool, total, _ in fleet.pools.sizes(pools):
             demand = core.demand(pool)
             wanted = wanted or demand.wanted
-            held = max(held, round(demand.held * slots / max(1, fleet.pools.total_slots(pool))))
+            held = max(held, round(demand.held * slots / max(1, total)))
             # With several backends, a request beyond the limit of one would be served by a victim's place at another.
             is_only_way = len(pools) == len(fleet.pools.backends(pool)) == 1
             keeps_lead = demand.keeps_lead and is_only_way
@@ -135,7 +143,8 @@ class SlotLearning:
             log.debug("backend %s: %d slots instead of %d (%s)", backend.url, decision.slots, decision.before, decision.reason)
         if decision is not None or (shares, controller.lead) != (backend.slot_shares, backend.lead):
             backend.slot_shares, backend.lead = shares, controller.lead
-            self._fleet.tell_slots_changed(self._fleet.pools.of_backend(backend))
+            self._fleet.pools.recount(backend)
+            self._fleet.tell_slots_changed(self._fleet.pools.of_backend(backend), (backend,))
         if controller.state is SlotState.GUESSED:
             self._tell(backend)
 

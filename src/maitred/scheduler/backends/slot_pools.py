@@ -15,19 +15,26 @@ long as it is known, since requests wait there: what it says later of its base i
 *Example.* A backend of 4 slots lists `base`, `sql` and `law`, the latter two with `"parent": "base"`. All three have the pool
 `base` of 4 slots, and not 4 each. A second backend lists `base` alone: the pool has 8 slots. Requests for `sql` all go to the
 first, which then may have more of them than it runs at once: slots are those of a pool, and routing alone keeps a backend to
-its own number."""
+its own number.
+
+**Counting.** What each backend offers a pool is kept beside the sum, so a backend that changes costs one addition for each of
+its pools, however many others there are. `update` finds who serves a pool; `recount` is called when a backend offers another
+number than before. `check` adds everything up anew.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, Literal, TypeAlias
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from maitred.admission.terms.lead import Lead, sum_leads
+from maitred.admission.terms.lead import NO_LEAD, Lead
+from maitred.core.errors import InvariantError
 from maitred.core.request import RequestId
 from maitred.scheduler.backends.backend import Backend
-from maitred.scheduler.backends.served_models import ANY_MODEL, ServedModels
+from maitred.scheduler.backends.served_models import ANY_MODEL, ServedChange, ServedModels
 from maitred.scheduler.config import DEFAULT_SLOTS_PER_BACKEND, FleetConfig
 
 SlotSource: TypeAlias = Literal["configured", "reported", "learned", "default", "mixed", "none"]
@@ -45,8 +52,9 @@ class ModelSlots(msgspec.Struct, frozen=True):
 class FleetListener:
     """What is told how the slots of a fleet change. This one takes note of nothing."""
 
-    def on_slots_changed(self, pools: Iterable[str]) -> None:
-        """Called with the pools that may have another number of slots, and when a first poll has ended."""
+    def on_slots_changed(self, pools: Iterable[str], backends: Iterable[Backend]) -> None:
+        """Called with the pools that may have another number of slots, and with the backends of which that number may come from
+        elsewhere than before; also when a first poll has ended."""
 
     def on_vanished(self, pool: str) -> bool:
         """Called with a pool of which no backend lists a model any more. Return whether no request was left in it, so that it
@@ -57,18 +65,70 @@ class FleetListener:
         """Called with a request, and with whether its slot goes when it leaves its backend."""
 
 
+class _Offer(NamedTuple):
+    """What a backend offers one pool."""
+
+    slots: int
+    source: SlotSource
+    lead: Lead
+
+
+class _Pool:
+    """A pool, and what its backends offer it."""
+
+    __slots__ = ("backends", "kept", "lent", "models", "offers", "slots", "sources")
+
+    def __init__(self) -> None:
+        self.models: dict[str, None] = {}
+        self.backends: tuple[Backend, ...] = ()
+        """Those that serve one of its models and take requests, in the order of their numbers."""
+        self.offers: dict[Backend, _Offer] = {}
+        """What each of them offers, as it is in the sums."""
+        self.slots = self.kept = self.lent = 0
+        self.sources = Counter[SlotSource]()
+
+    def set_offer(self, backend: Backend, offer: _Offer | None) -> None:
+        """Count what a backend offers now, or nothing any more."""
+        before = self.offers.pop(backend, None)
+        if before is not None:
+            self._add(before, -1)
+        if offer is not None:
+            self.offers[backend] = offer
+            self._add(offer, 1)
+
+    def _add(self, offer: _Offer, sign: int) -> None:
+        self.slots += sign * offer.slots
+        self.kept += sign * offer.lead.kept
+        self.lent += sign * offer.lead.lent
+        self.sources[offer.source] += sign
+        if not self.sources[offer.source]:
+            del self.sources[offer.source]
+
+
+class PoolChange(NamedTuple):
+    """What an update has found."""
+
+    pools: Sequence[str]
+    """Pools that may have another number of slots."""
+    moved: set[Backend]
+    """Backends that serve a pool which they did not serve, or no longer serve one."""
+
+
 class SlotPools:
     """The pools of one fleet. Call `update` when its models have changed."""
 
     def __init__(self, config: FleetConfig, models: ServedModels, backends: Sequence[Backend]) -> None:
         self._config, self._models, self._all_backends = config, models, backends
         self._pool_of: dict[str, str] = {}
-        self._serving: dict[str, tuple[Backend, ...]] = {}
+        self._pools: dict[str, _Pool] = {}
+        self._strayed: set[Backend] = set()
+        """Backends that are in use and had requests for a pool when they stopped to serve it."""
+        self._only_pools: dict[int, str] | None = None
 
     @property
     def names(self) -> Sequence[str]:
         """The pools of all models that are known."""
-        return list(self._serving)
+        return list(self._pools)
 
     def pool_of(self, model: str) -> str:
         """Return the pool of a model: that of its base, or one of its own."""
@@ -78,60 +138,136 @@ class SlotPools:
         """Return the pools of the models that a backend lists."""
         return list(dict.fromkeys(map(self.pool_of, backend.models)))
 
-    def only_pools(self) -> dict[int, str]:
-        """Return the pool of each backend that has models of no other, by the backend's index."""
-        pools = {backend.index: self.of_backend(backend) for backend in self._all_backends}
-        return {index: names[0] for index, names in pools.items() if len(names) == 1}
+    def only_pools(self) -> Mapping[int, str]:
+        """Return the pool of each backend that has models of no other, by the backend's index: the same mapping until that
+        changes."""
+        if self._only_pools is None:
+            pools = {backend.index: self.of_backend(backend) for backend in self._all_backends}
+            self._only_pools = {index: names[0] for index, names in pools.items() if len(names) == 1}
+        return self._only_pools
 
     def backends(self, pool: str) -> tuple[Backend, ...]:
         """Return the backends that serve a model of `pool` and take requests."""
-        return self._serving.get(pool, ()) if pool else self._models.backends_serving(ANY_MODEL)
+        found = self._pools.get(pool)
+        if found is not None:
+            return found.backends
+        return () if pool else self._models.backends_serving(ANY_MODEL)
+
+    def serves(self, backend: Backend, pool: str) -> bool:
+        """Return whether a backend serves a model of `pool` and takes requests."""
+        found = self._pools.get(pool)
+        return backend in self.backends(pool) if found is None else backend in found.offers
 
     def is_shared(self, model: str) -> bool:
         """Return whether another model that is known has the pool of `model`."""
-        pool = self.pool_of(model)
-        return any(name != model and self.pool_of(name) == pool for name in self._models.names)
+        return len(self._pools[self.pool_of(model)].models) > 1
 
-    def update(self) -> Sequence[str]:
-        """Look at all models anew, and return all pools, which may have other slots now."""
-        bases = [base_models(backend.models) for backend in self._all_backends]
-        for name in self._models.names:
-            if name not in self._pool_of:
-                base = next((of_backend[name] for of_backend in bases if name in of_backend), name)
-                self._pool_of[name] = self._pool_of.get(base, base)
-        members: dict[str, set[Backend]] = {}
-        for name in self._models.names:
-            members.setdefault(self._pool_of[name], set()).update(self._models.backends_serving(name))
-        self._serving = {pool: tuple(b for b in self._all_backends if b in serving) for pool, serving in members.items()}
-        return self.names
+    def update(self, change: ServedChange, resized: Sequence[Backend] = ()) -> PoolChange:
+        """Take over what has changed of the models and the numbers that backends report, and return which pools may have other
+        slots now."""
+        if change.backends:
+            self._only_pools = None
+        for name, base in self._bases_of_new(change).items():
+            pool = self._pool_of[name] = self._pool_of.get(base, base)
+            self._pools.setdefault(pool, _Pool()).models[name] = None
+        pools = dict.fromkeys(map(self.pool_of, change.models))
+        moved, differences = set[Backend](), _Differences()
+        for pool in pools:
+            came, went = self._set_backends(pool, differences)
+            moved.update(came, went)
+            self._strayed.update(backend for backend in went if backend.requests)
+        self._strayed = {backend for backend in self._strayed if backend.requests}
+        for backend in resized:
+            self.recount(backend)
+            pools.update(dict.fromkeys(self.of_backend(backend)))
+        return PoolChange(list(pools), moved)
+
+    def _bases_of_new(self, change: ServedChange) -> dict[str, str]:
+        """Return the base of each model that has no pool yet, as the first backend says that lists it."""
+        found = dict.fromkeys([name for name in change.models if name not in self._pool_of], "")
+        for backend in sorted(change.backends, key=_index_of) if found else ():
+            missing = [name for name in backend.models if found.get(name) == ""]
+            bases = base_models(backend.models) if missing else {}
+            found.update((name, bases[name]) for name in missing)
+        return {name: base or name for name, base in found.items()}
+
+    def _set_backends(self, name: str, differences: _Differences) -> tuple[Sequence[Backend], Sequence[Backend]]:
+        """Find the backends of a pool, and return those that have come and gone."""
+        pool = self._pools[name]
+        of_models = {id(serving): serving for serving in map(self._models.backends_serving, pool.models)}
+        serving = next(iter(of_models.values()))
+        if len(of_models) > 1:
+            united = {backend for each in of_models.values() for backend in each}
+            serving = tuple(sorted(united, key=_index_of))
+        came, went = differences.find(pool.backends, serving)
+        pool.backends = serving
+        for backend in went:
+            pool.set_offer(backend, None)
+        for backend in came:
+            pool.set_offer(backend, self._offer(backend, name))
+        return came, went
+
+    def recount(self, backend: Backend) -> None:
+        """Count what a backend offers its pools, which may be another number than before. O(models there)."""
+        for name in self.of_backend(backend):
+            pool = self._pools.get(name)
+            if pool is not None and backend in pool.offers:
+                pool.set_offer(backend, self._offer(backend, name))
 
     def forget(self, model: str) -> None:
         """Drop a model that is not known any more."""
-        del self._pool_of[model]
-        self.update()
+        pool = self._pool_of.pop(model)
+        del self._pools[pool].models[model]
+        if not self._pools[pool].models:
+            del self._pools[pool]
 
     def total_slots(self, pool: str) -> int:
         """Return how many sequences for the models of `pool` may be in flight: at the backends that serve them, and those that
         are still at others."""
-        serving = self.backends(pool)
-        held_elsewhere = sum(self._held_slots(b, pool) for b in self._all_backends if b.requests and b not in serving)
-        return self.offered_slots(pool).slots + held_elsewhere
+        return next(total for _, total, _ in self.sizes((pool,)))
 
-    def _held_slots(self, backend: Backend, pool: str) -> int:
-        """Return how many slots of `pool` the requests hold that `backend` has: at most its own for each of them."""
-        most = self.backend_slots(backend).slots
-        return sum(min(sent.request.sequences, most) for sent in backend.requests if self.pool_of(sent.model) == pool)
+    def sizes(self, pools: Iterable[str]) -> Iterator[tuple[str, int, Lead]]:
+        """Yield each of `pools` with its total slots, and how many of these are beyond what its backends run at once."""
+        held = self._held_elsewhere()
+        for name in pools:
+            pool = self._pools.get(name)
+            slots, lead = (0, NO_LEAD) if pool is None else (pool.slots, Lead(pool.kept, pool.lent))
+            yield name, slots + held[name], lead
 
-    def lead(self, pool: str) -> Lead:
-        """Return how many of the slots of `pool` are beyond what its backends run at once."""
-        return sum_leads(b.learned_slots.lead for b in self.backends(pool) if b.learned_slots is not None)
+    def _held_elsewhere(self) -> Counter[str]:
+        """Return, by pool, how many slots the requests hold that are at backends which do not serve it: at most the backend's
+        own for each of them."""
+        held = Counter[str]()
+        for backend in self._all_backends:
+            if backend.requests and (not backend.is_in_use or backend in self._strayed):
+                most = self.backend_slots(backend).slots
+                for sent in backend.requests:
+                    pool = self.pool_of(sent.model)
+                    if not self.serves(backend, pool):
+                        held[pool] += min(sent.request.sequences, most)
+        return held
 
     def offered_slots(self, pool: str) -> ModelSlots:
         """Return the slots that the healthy backends of `pool` offer."""
-        offers = [self.backend_slots(backend, pool) for backend in self.backends(pool)]
-        sources = {offer.source for offer in offers}
-        source = sources.pop() if len(sources) == 1 else "mixed" if sources else "none"
-        return ModelSlots(sum(offer.slots for offer in offers), source)
+        found = self._pools.get(pool)
+        if found is None or not found.sources:
+            return ModelSlots(0, "none")
+        return ModelSlots(found.slots, next(iter(found.sources)) if len(found.sources) == 1 else "mixed")
+
+    def _offer(self, backend: Backend, pool: str) -> _Offer:
+        offered = self.backend_slots(backend, pool)
+        learned = backend.learned_slots
+        return _Offer(offered.slots, offered.source, NO_LEAD if learned is None else learned.lead)
+
+    def check(self) -> None:
+        """Raise InvariantError if the sums are not what the backends offer."""
+        for name, pool in self._pools.items():
+            serving = {backend for model in pool.models for backend in self._models.backends_serving(model)}
+            offers = {backend: self._offer(backend, name) for backend in serving}
+            if pool.offers != offers or {*pool.backends} != serving or pool.slots != sum(o.slots for o in offers.values()):
+                raise InvariantError(
+                    f"pool `{name}` counts {pool.slots} slots of {pool.offers}, and its backends offer {offers}"
+                )
 
     def num_slots(self, backend: Backend) -> int:
         """Return how many slots one backend offers all pools."""
@@ -147,6 +283,30 @@ class SlotPools:
         if backend.reported_slots is not None:
             return ModelSlots(backend.reported_slots, "reported")
         return ModelSlots(DEFAULT_SLOTS_PER_BACKEND, "default")
+
+
+class _Differences:
+    """How tuples of backends differ, each pair found once: pools that the same backends serve share theirs."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[int, int], tuple[list[Backend], list[Backend]]] = {}
+        self._kept = list[tuple[Backend, ...]]()  # so that no other tuple gets their identity meanwhile
+
+    def find(self, before: tuple[Backend, ...], now: tuple[Backend, ...]) -> tuple[Sequence[Backend], Sequence[Backend]]:
+        """Return those that are in `now` alone, and in `before` alone."""
+        if before is now:
+            return (), ()
+        found = self._found.get((id(before), id(now)))
+        if found is None:
+            were, are = {*before}, {*now}
+            found = [b for b in now if b not in were], [b for b in before if b not in are]
+            self._found[id(before), id(now)] = found
+            self._kept += before, now
+        return found
+
+
+def _index_of(backend: Backend) -> int:
+    return backend.index
 
 
 def base_models(cards: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
