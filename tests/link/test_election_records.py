@@ -48,7 +48,7 @@ def test_a_record_of_something_else_is_told_with_its_key() -> None:
 
 @pytest.mark.parametrize("gateways", [b"", b"garbage"])
 def test_gateways_that_cannot_be_read_are_waited_for_as_unknown_ones(gateways: bytes) -> None:
-    term = asyncio.run(redis_election(Store(campaign=[7, gateways, 7, 0])).campaign(US, 0))
+    term = asyncio.run(redis_election(Store(campaign=[7, gateways, 7, 0, 0])).campaign(US, 0))
     assert term == Term(7, [UNKNOWN_GATEWAY])
 
 
@@ -96,7 +96,7 @@ class Scheduler:
     named_gateways: Collection[GatewayId] = ()
     epoch: int | None = None
 
-    def lead(self, epoch: int, until: Micros, gateways: Collection[GatewayId]) -> None:
+    def lead(self, epoch: int, until: Micros, gateways: Collection[GatewayId], alone_from: Micros = 0) -> None:
         self.epoch = epoch
 
     def renew(self, until: Micros, gateways: Collection[GatewayId]) -> None: ...

@@ -23,14 +23,15 @@ from maitred.scheduler.link.gateway_end import GatewayEnd
 from maitred.scheduler.link.gateway_request import GatewayRequest, RequestEvent
 from maitred.scheduler.link.gateway_request import GatewayRequestState as State
 from maitred.scheduler.link.learning import Learning
-from maitred.scheduler.link.linked_admission import LinkedAdmission
-from maitred.scheduler.link.messages import BeatAnswer, Standing
+from maitred.scheduler.link.linked_admission import UNKNOWN_MODEL, LinkedAdmission
+from maitred.scheduler.link.messages import BeatAnswer, Reject, Standing
 from maitred.scheduler.link.scheduler_end import SchedulerEnd
 from maitred.scheduler.link.unaccounted import Unaccounted
 from maitred.scheduler.sharing.elections.elector import Elector
 from maitred.scheduler.sharing.elections.redis_election import RedisElection
 from maitred.scheduler.sharing.link_client import LinkClient
 from maitred.testing.world.cluster.simulation import play_cluster
+from maitred.testing.world.cluster.store import Store
 from maitred.testing.world.cluster.swarm import draw_cluster
 
 MAX_EVENTS: Final = 100_000
@@ -189,6 +190,33 @@ def _leads_for_ever(lead: Any) -> Any:
     return mutant
 
 
+def _leads_alone(lead: Any) -> Any:
+    return lambda self, *given, alone_from=0: lead(self, *given[:6])
+
+
+def _asks_only_the_clock(may_send: Any) -> Any:
+    return lambda self, number, now: now < self._send_until
+
+
+def _keeps_ages(let_in: Any) -> Any:
+    def mutant(self: Any, link: Any, now: int) -> Any:
+        early = [message for message, _ in link.early]
+        return early if let_in(self, link, now) else []
+
+    return mutant
+
+
+def _rejects_unknown_models(reconcile: Any) -> Any:
+    def mutant(self: Any, gateway: Any, named: Any, now: int) -> Any:
+        known = [live for live in named if self._pool_of(live.terms.model) in self._models]
+        for live in named:
+            if live not in known:
+                self._say(gateway, Reject(live.request, live.attempt, UNKNOWN_MODEL))
+        return reconcile(self, gateway, known, now)
+
+    return mutant
+
+
 def _does_nothing(method: Any) -> Any:
     return lambda self, *given: None
 
@@ -227,7 +255,14 @@ MUTANTS: Final[dict[str, Patch]] = {
     "an attempt is kept": _wrap(GatewayRequest, "ask_again", _keeps_the_attempt),
     "a release is lost": _wrap(GatewayEnd, "release", _loses_releases),
     "requests have no age": _wrap(GatewayRequest, "introduce", _has_no_age),
-    "an epoch begins anew with the store": _wrap(RedisElection, "campaign", _ignores_the_floor),
+    "an epoch begins anew with the store": _all(
+        _wrap(RedisElection, "campaign", _ignores_the_floor), _wrap(Store, "time", _returns(0))
+    ),
+    "a first term grants at once": _wrap(SchedulerEnd, "lead", _leads_alone),
+    "a grant is used after the lease": _wrap(GatewayEnd, "may_send", _returns(True)),
+    "a lease that begins anew renews old grants": _wrap(GatewayEnd, "may_send", _asks_only_the_clock),
+    "ages begin at the door": _wrap(Door, "let_in", _keeps_ages),
+    "models that are not known yet have no requests": _wrap(LinkedAdmission, "reconcile", _rejects_unknown_models),
     "gateways are welcomed before they are named": _wrap(Door, "must_wait", _returns(False)),
     "a leader takes no part any more": _wrap(Elector, "_renew", _returns(None)),
 }
@@ -236,14 +271,15 @@ MUTANTS: Final[dict[str, Patch]] = {
 FOUND_BY: Final[dict[str, tuple[int, ...]]] = {
     "an old epoch grants": (17, 14),
     "a leader's lease counts for ever": (17, 14),
-    "a push prolongs a lease": (86, 50),
     "slots of a gateway that is gone are free at once": (2, 1),
     "a reading is trusted before the lease is over": (1, 3),
     "a hello forgets streams": (3, 1),
     "nothing is learned": (3, 25),
     "named gateways are not waited for": (3, 1),
     "requests have no age": (10, 1),
-    "an epoch begins anew with the store": (62, 8),
+    "an epoch begins anew with the store": (3120,),
+    "a grant is used after the lease": (3097,),
+    "ages begin at the door": (329,),
     "streams end with their link": (29, 10),
     "strangers are not counted": (80,),
 }

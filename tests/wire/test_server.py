@@ -106,6 +106,16 @@ def test_settling_ends_by_itself_and_an_interrupted_server_has_none() -> None:
                 socket.create_connection(("127.0.0.1", port))
 
 
+def test_a_connection_that_is_new_when_the_server_ends_may_ask_once() -> None:
+    with server() as (running, port), ask(running, port, 0), socket.create_connection(("127.0.0.1", port)) as asking:
+        time.sleep(0.2)
+        running.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+        asking.sendall(b"GET /0 HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert b"".join(iter(partial(asking.recv, 65_536), b"")).endswith(b'"done"')
+        assert running.communicate(timeout=5)[0].endswith("after\n")
+
+
 def test_told_twice_it_ends_at_once() -> None:
     with server() as (running, port), ask(running, port, 60):
         running.send_signal(signal.SIGINT)

@@ -6,7 +6,7 @@ from typing import Final
 
 from maitred.core.units import Micros
 from maitred.scheduler.backends.backend import Backend
-from maitred.wire.errors import ConnectError, Disconnected, LocalError, PoolTimeout, Truncated, UpstreamError
+from maitred.wire.errors import ConnectError, Disconnected, LocalError, PoolTimeout, Truncated, UpstreamError, Withheld
 
 
 class BackendAbandoned(UpstreamError):  # noqa: N818
@@ -45,14 +45,15 @@ class AnsweredError(UpstreamError):
 
 RETRYABLE_ERRORS = (
     *(ConnectError, PoolTimeout, Disconnected, Truncated),
-    *(BackendAbandoned, NotFoundThere, UsageRefused, AnsweredError),
+    *(BackendAbandoned, NotFoundThere, UsageRefused, Withheld, AnsweredError),
 )
 """The failures after which another backend is tried. A truncated response can be retried because its head is withheld until the
 first data of its body. The timeout of a response is not one of them: the same request would keep the next backend busy for as
 long."""
 _FREE: Final = (BackendAbandoned, NotFoundThere, UsageRefused)
 """Those that are free although the request was sent: the backend has been given up by its polls, or has answered."""
-_OTHERS_MATTER: Final = (LocalError, PoolTimeout, NotFoundThere, UsageRefused, BackendAbandoned, ConnectError)
+_OTHERS_MATTER: Final = (LocalError, PoolTimeout, NotFoundThere, UsageRefused, BackendAbandoned, ConnectError, Withheld)
+
 """Failures that say nothing of how a backend answers, or of which its health takes care."""
 
 

@@ -25,7 +25,7 @@ from maitred.scheduler.drivers.programs import RealTimePrograms
 from maitred.scheduler.failures import BackendAbandoned, FailedAttempts, UsageRefused
 from maitred.scheduler.programs.memories import ProgramMemories
 from maitred.scheduler.requests import ScheduledRequest
-from maitred.wire.errors import PoolTimeout
+from maitred.wire.errors import PoolTimeout, Withheld
 
 Place: TypeAlias = tuple[Backend, int | None, bool]
 """A backend; the data-parallel rank to ask for, None: the engine chooses; whether it stands in for the one where the program of
@@ -92,7 +92,7 @@ class RoutedPlacement(Placement):
         return self._choose(scheduled, serving, now)
 
     def on_failure(self, place: Place, failed: FailedAttempts) -> None:
-        if not isinstance(failed.failure, BackendAbandoned | UsageRefused):
+        if not isinstance(failed.failure, BackendAbandoned | UsageRefused | Withheld):
             failed.tried.append(place[0])
 
     def has_another(self, scheduled: ScheduledRequest) -> bool:
@@ -135,7 +135,7 @@ class ProgramPlacement(Placement):
     """The places of requests of programs, wherever these are decided on."""
 
     def on_failure(self, place: Place, failed: FailedAttempts) -> None:
-        if not isinstance(failed.failure, UsageRefused):
+        if not isinstance(failed.failure, UsageRefused | Withheld):
             failed.tried.append(place[0])
 
     def has_another(self, scheduled: ScheduledRequest) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from maitred.admission import Admission, AdmissionConfig
 from maitred.core.contracts import Router
 from maitred.core.decisions import DecisionLog
+from maitred.core.request import RequestId
 from maitred.core.units import to_seconds
 from maitred.files.line_file import PRIVATE
 from maitred.programs import ProgramsConfig
@@ -54,6 +55,8 @@ class Scheduler:
 
     admission: RealTimeAdmission
     """The driver of admission."""
+    may_send: Callable[[RequestId], bool] | None = None
+    """Asked whether a request that holds a slot may be sent to its backend now, or None if it always may."""
     fleet: FleetView
     """The backends."""
     router: Router

@@ -29,6 +29,7 @@ from maitred.wire.errors import (
     PoolTimeout,
     UpstreamError,
     UpstreamLimits,
+    Withheld,
     connect_error,
 )
 from maitred.wire.known_heads import KnownHeads
@@ -108,6 +109,11 @@ class ConnectionPool:
         except ValueError:
             self._return_unused(connection)
             raise
+
+    def withhold(self, connection: UpstreamConnection) -> Withheld:
+        """Release the connection of a request that may not be sent any more, and return the error that this is."""
+        self._return_unused(connection)
+        return Withheld(f"the request may not be sent to {self._where} any more")
 
     def close_idle(self, since: float = math.inf) -> None:
         """Close the connections that have been idle since `since`, in seconds of the event loop, or for longer."""
@@ -278,15 +284,19 @@ class UpstreamClient:
         body: bytes = b"",
         *,
         block: HeaderBlock = NO_BLOCK,
+        may_send: Callable[[], bool] | None = None,
     ) -> UpstreamResponse:
         """Send a request, and return its response when its head has arrived. It is sent twice at most (see above).
 
-        `block` are further headers. None may be Host, or about framing or the connection. If this call is cancelled, the
-        connection is closed at once; afterwards `UpstreamResponse.close` does that. Raises UpstreamError, and ValueError if a
-        header contains a line end.
+        `block` are further headers. None may be Host, or about framing or the connection. `may_send` is asked each time there
+        is a connection, before anything is sent. If this call is cancelled, the connection is closed at once; afterwards
+        `UpstreamResponse.close` does that. Raises UpstreamError, Withheld among others if it may not be sent, and ValueError
+        if a header contains a line end.
         """
         pool = self.pool(origin)
         connection = pool.pop_idle() or await pool.acquire_new()
+        if may_send is not None and not may_send():
+            raise pool.withhold(connection)
         request = method, target, pool.authority, headers, body, block
         try:
             return await pool.send_request(connection, request).wait_for_head()
@@ -299,6 +309,8 @@ class UpstreamClient:
         except UpstreamError as error:
             error.was_sent = True  # the upstream may have died of this request, so the caller must know that it got it
             raise
+        if may_send is not None and not may_send():
+            raise pool.withhold(connection)
         return await pool.send_request(connection, request).wait_for_head()
 
     def pool(self, origin: Origin) -> ConnectionPool:

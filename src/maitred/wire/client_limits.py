@@ -17,5 +17,7 @@ PARKED_SECS = 5.0
 certain only of a socket that is read."""
 MIN_BYTES_PER_SEC = 240
 """Least rate at which a client must send a body, and take an answer that waits for it. (Kestrel's `MinResponseDataRate`.)"""
+FIRST_WORDS_SECS = 1.0
+"""Seconds that a new connection has for the first byte of its request when the server is about to end."""
 LINGER_SECS = 1.0
 """Seconds for which a refused client may go on sending: closing at once could cost it the error response."""

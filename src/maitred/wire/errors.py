@@ -96,6 +96,13 @@ class LocalError(UpstreamError):
     was_sent = False
 
 
+class Withheld(UpstreamError):  # noqa: N818
+    """The caller was not allowed to send the request any more when the connection for it was there."""
+
+    reason = "withheld"
+    was_sent = False
+
+
 class Disconnected(UpstreamError):  # noqa: N818  (the peer's act, by its usual name)
     """The upstream closed the connection before its response began. It may have seen the request."""
 

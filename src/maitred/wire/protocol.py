@@ -26,6 +26,7 @@ from typing import Final, cast
 from maitred.wire.certificate import close_transport, end_sending, limit_buffers
 from maitred.wire.client_limits import (
     BODY_SECS,
+    FIRST_WORDS_SECS,
     HEAD_SECS,
     LINGER_SECS,
     MAX_HEAD_BYTES,
@@ -90,6 +91,7 @@ class ServerConnection(asyncio.Protocol):
             self.abort()
         self._context.connections[self] = None
         self._idle_since: float = self._clock.time()
+        self._made_at = self._idle_since
         self._context.watch_soon(self)
 
     def data_received(self, data: bytes) -> None:
@@ -161,12 +163,20 @@ class ServerConnection(asyncio.Protocol):
     def drain(self) -> None:
         if self._exchange is None:
             if self._context.closes_idle and not self._framing.is_in_head:
-                self._close()
+                if self._may_be_asked:
+                    self._set_timer(self._made_at + FIRST_WORDS_SECS)
+                else:
+                    self._close()
         elif not self._exchange.response_started:
             self._end_with_exchange()
 
     def abort(self) -> None:
         self._transport.abort()
+
+    @property
+    def _may_be_asked(self) -> bool:
+        """Whether the first request of a new connection may be on its way: closing now would reset it."""
+        return self._idle_since == self._made_at and self._clock.time() < self._made_at + FIRST_WORDS_SECS
 
     @property
     def idle_since(self) -> float | None:
@@ -346,7 +356,8 @@ class ServerConnection(asyncio.Protocol):
         if self._exchange is None:
             if self._head_since:
                 return self._head_since + HEAD_SECS, self._on_head_timeout
-            return self._idle_since + self._context.keep_alive_secs, self._close
+            kept_secs = FIRST_WORDS_SECS if self._context.closes_idle else self._context.keep_alive_secs
+            return self._idle_since + kept_secs, self._close
         if self._framing.peer is _SEND_BODY and self._is_reading and self._upload is not None:
             return self._upload[0] + BODY_SECS, self._check_upload
         return _NEVER, self._close

@@ -22,7 +22,7 @@ from maitred.scheduler.interface import (
     UsageRefused,
     is_blameless,
 )
-from maitred.wire.errors import ConnectError, UpstreamError
+from maitred.wire.errors import ConnectError, UpstreamError, Withheld
 
 _DRAINED: Final = ReleaseReason.DRAINED  # members of enums are slow to look up
 _FAILED: Final = ReleaseReason.FAILED
@@ -78,7 +78,7 @@ class AttemptOutcomes:
     def on_failure(self, sent: UpstreamRequest, error: UpstreamError) -> None:
         """Count a failure."""
         ejection = self._fleet.ejection
-        if not isinstance(error, NotFoundThere | UsageRefused):
+        if not isinstance(error, NotFoundThere | UsageRefused | Withheld):
             self._counters.upstream_failures[error.reason] += 1
         if isinstance(error, ConnectError):
             self._fleet.note_unreachable(sent, error)

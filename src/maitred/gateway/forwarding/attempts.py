@@ -89,6 +89,7 @@ class Attempts:
         self._counters = counters
         self._reads_usage = reads_usage
         self._programs = scheduler.programs
+        self._may_send = scheduler.may_send
         self._retries = RetryPolicy(config.retry, config.max_attempts, self._clock.now(), machine.random)
         self._outcomes = AttemptOutcomes(fleet, counters, self._retries)
 
@@ -199,7 +200,10 @@ class Attempts:
             headers = [*headers, *trace.headers()]
         if rank is not None:
             headers, block = with_rank([*block.headers, *headers], rank), NO_BLOCK
-        return self._client.request(backend.origin, proxied.method, proxied.path, headers, proxied.body, block=block)
+        may_send = self._may_send and partial(self._may_send, proxied.request.id)
+        return self._client.request(
+            *(backend.origin, proxied.method, proxied.path, headers, proxied.body), block=block, may_send=may_send
+        )
 
     def _forwarder(self, response: UpstreamResponse, proxied: ProxyRequest, writer: ResponseWriter) -> ResponseForwarder:
         """Return the forwarder of a response; where the usage of an answer is of interest, it is read on the way, and the

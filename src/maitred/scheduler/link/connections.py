@@ -35,8 +35,8 @@ class GatewayConnection:
         self.accepted_at = accepted_at
         self.gateway: BookedGateway | None = None
         """Who is at its other end, after the hello."""
-        self.early: list[AnyMessage] = []
-        """What a gateway has said that is not named in the election yet: a hello, and what has come after it."""
+        self.early: list[tuple[AnyMessage, Micros]] = []
+        """What a gateway has said that is not named in the election yet, and when that came: a hello, and what came after."""
         self._parts: list[HelloPart] = []
 
     def take_hello(self, said: AnyMessage) -> Hello | None:

@@ -4,7 +4,7 @@ One that comes for the first time with other backends than the configuration has
 grant names a backend by its number. One that has had a scheduler before has numbers of that one, and what it says of backends
 is read by their URLs (`translated`). One whose hello contradicts itself is turned away as well. One
 that the election does not name yet waits until it is named, and what it says meanwhile waits with its hello: the leader after
-this one must know for whose hello to wait.
+this one must know for whose hello to wait. Its requests lose no age by that.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
+from maitred.core.units import Micros
 from maitred.scheduler.link.connections import GatewayConnection
 from maitred.scheduler.link.gateway_books import GatewayId
-from maitred.scheduler.link.messages import AnyMessage, Hello, Standing
+from maitred.scheduler.link.messages import AnyMessage, Hello, LiveRequest, Standing, Submit
 
 
 class Door:
@@ -58,26 +59,36 @@ class Door:
         ]
         return replace(hello, requests=requests)
 
-    def must_wait(self, link: GatewayConnection, hello: Hello) -> bool:
+    def must_wait(self, link: GatewayConnection, hello: Hello, now: Micros) -> bool:
         """Return whether a gateway must wait to be named. If so, its hello is kept (`GatewayConnection.early`)."""
         if self.named is None or _id_of(hello) in self.named:
             return False
-        link.early.append(hello)
+        link.early.append((hello, now))
         if self.on_unnamed is not None:
             self.on_unnamed()
         return True
 
-    def let_in(self, link: GatewayConnection) -> list[AnyMessage]:
+    def let_in(self, link: GatewayConnection, now: Micros) -> list[AnyMessage]:
         """Return what a gateway has said while it waited, if it is named now."""
         if self.named is None or waiting_gateway(link) not in self.named:
             return []
-        early, link.early = link.early, []
-        return early
+        ((hello, came_at), *later), link.early = link.early, []
+        assert isinstance(hello, Hello)
+        waited = now - came_at
+        requests = [replace(live, age=live.age + waited, held=live.held and live.held + waited) for live in hello.requests]
+        rest = list[AnyMessage]()
+        for message, at in later:
+            # A request of an agent program stays behind the message that begins its memory.
+            if isinstance(message, Submit) and not message.terms.memory:
+                requests.append(LiveRequest(message.request, message.attempt, Standing.WAITING, now - at, message.terms))
+            else:
+                rest.append(message)
+        return [replace(hello, requests=requests), *rest]
 
 
 def waiting_gateway(link: GatewayConnection) -> GatewayId | None:
     """Return the gateway that waits at a connection, or None if none does."""
-    return _id_of(link.early[0]) if link.early else None
+    return _id_of(link.early[0][0]) if link.early else None
 
 
 def _contradiction(hello: Hello, num_backends: int | None) -> str | None:

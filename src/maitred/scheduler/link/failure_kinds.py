@@ -21,6 +21,8 @@ class FailureKind(IntEnum):
     """It was given up before it answered, and may have the request again."""
     USAGE_REFUSED = 6
     """It rejects what the gateway has added to the request, and gets it again without that."""
+    WITHHELD = 7
+    """It was not sent: the lease of the gateway was over. The same backend may have it."""
 
 
 class OutcomeKind(IntEnum):

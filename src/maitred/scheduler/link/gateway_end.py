@@ -108,6 +108,10 @@ class GatewayEnd:
         self._requests: dict[int, GatewayRequest] = {}
         self._memories = GatewayMemories()
         self._lease: Micros = 0
+        self._send_until: Micros = 0
+        """The end of the last lease, µs, also of one whose connection is lost."""
+        self._num_lapses = 0
+        """How many leases were over before the next one began."""
         self._connected_at: Micros = 0
         self._hello_sent_at: Micros = 0
         self._beats: deque[tuple[int, Micros]] = deque()
@@ -190,6 +194,17 @@ class GatewayEnd:
         """Return whether a grant would be obeyed at `now`."""
         return self.state is EndState.OPEN and self.lease_until is not None and now < self.lease_until
 
+    def may_send(self, number: int, now: Micros) -> bool:
+        """Return whether a request that was granted a slot may be sent to its backend: the lease has not been over since.
+
+        A process may stand still after it has taken a grant, and wake up when its slot has been reclaimed, and when it has a
+        lease again. Then the request must ask again (`leave_backend`). What has been sent before is seen by its engine.
+        """
+        request = self._requests.get(number)
+        if request is None or request.lapse < 0:
+            return True
+        return request.lapse == self._num_lapses and now < self._send_until
+
     # Requests.
 
     def submit(self, number: int, terms: RequestTerms, now: Micros) -> None:
@@ -254,7 +269,7 @@ class GatewayEnd:
         request = self._requests.get(number)
         if self.is_linked or request is None or not request.take(RequestEvent.GRANT):
             return False
-        request.backend, request.granted_at = backend, now
+        request.backend, request.granted_at, request.lapse = backend, now, -1
         return True
 
     def check(self) -> None:
@@ -271,7 +286,7 @@ class GatewayEnd:
 
     def _take(self, message: AnyMessage, now: Micros) -> Sequence[LinkEvent]:
         if isinstance(message, Welcome):
-            return self._on_welcome(message)
+            return self._on_welcome(message, now)
         if self.state is not EndState.OPEN:
             return [self.give_up(f"{type(message).__name__} came before a welcome")]
         match message:
@@ -301,7 +316,7 @@ class GatewayEnd:
             return [FleetTold(message.backends)]
         return () if isinstance(message, Memory) and not self._memories.note(message) else [message]
 
-    def _on_welcome(self, welcome: Welcome) -> Sequence[LinkEvent]:
+    def _on_welcome(self, welcome: Welcome, now: Micros) -> Sequence[LinkEvent]:
         if welcome.is_sole and self.has_several and self._channel is not None:
             words = "this scheduler leads without an election (scheduler.election), and it is not the only address"
             self._channel.close(words, is_lasting=True)
@@ -309,6 +324,7 @@ class GatewayEnd:
         if self.state is not EndState.HELLO or self._is_old(welcome.epoch):
             return [self.give_up(f"a welcome of epoch {welcome.epoch}, and {self.epoch} is the highest seen")]
         self.state, self.epoch, self._lease = EndState.OPEN, welcome.epoch, welcome.lease
+        self._num_lapses += now >= self._send_until  # Otherwise the scheduler had the hello before it could reclaim a slot.
         self._prolong_lease(self._hello_sent_at)
         self._next_beat_at = self._hello_sent_at + BEAT_INTERVAL
         return [Opened(welcome.epoch, welcome.is_learning)]
@@ -330,7 +346,7 @@ class GatewayEnd:
         if request is None or not self._is_of_now(grant) or not self.may_start(now) or not request.take(RequestEvent.GRANT):
             return ()
         self.num_grants += 1
-        request.backend, request.granted_at = grant.backend, now
+        request.backend, request.granted_at, request.lapse = grant.backend, now, self._num_lapses
         return [Granted(grant.request, grant.backend, grant.rank, grant.limits)]
 
     def _on_reject(self, reject: Reject) -> Sequence[LinkEvent]:
@@ -384,7 +400,7 @@ class GatewayEnd:
         self._say(Beat(self._last_beat))
 
     def _prolong_lease(self, sent_at: Micros) -> None:
-        self.lease_until = sent_at + self._lease
+        self.lease_until = self._send_until = sent_at + self._lease
 
     def give_up(self, reason: str, *, is_lasting: bool = False) -> Closed:
         """Use the connection no more, because of `reason`, or of what has closed its channel."""

@@ -66,7 +66,7 @@ _STANDINGS: Final = {
 class GatewayRequest:
     """A request of this gateway that waits or holds a slot."""
 
-    __slots__ = ("attempt", "backend", "granted_at", "number", "state", "submitted_at", "terms")
+    __slots__ = ("attempt", "backend", "granted_at", "lapse", "number", "state", "submitted_at", "terms")
 
     def __init__(self, number: int, terms: RequestTerms, now: Micros) -> None:
         self.number = number
@@ -79,6 +79,8 @@ class GatewayRequest:
         """When it got its slot, µs."""
         self.backend = -1
         """Where it is, or was last; -1 before its first grant."""
+        self.lapse = -1
+        """How many leases had lapsed when it got its slot (`GatewayEnd.may_send`); -1: no scheduler has granted it."""
 
     def take(self, event: RequestEvent) -> bool:
         """Go to the state that follows `event`, and return True; or False if the event comes late."""

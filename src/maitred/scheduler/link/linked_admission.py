@@ -53,8 +53,10 @@ _ADMIT: Final = Action.ADMIT
 _ADMITTED, _LEFT, _VICTIM = TicketState.ADMITTED, TicketState.LEFT, TicketState.VICTIM
 UNKNOWN_MODEL: Final = "unknown_model"
 PREEMPTED: Final = "preempted"
-_SAME_BACKEND_MAY: Final = (FailureKind.ABANDONED, FailureKind.USAGE_REFUSED)
+_SAME_BACKEND_MAY: Final = (FailureKind.ABANDONED, FailureKind.USAGE_REFUSED, FailureKind.WITHHELD)
 """The failures after which the same backend may have a request again."""
+_SAME_PLACE_MAY: Final = (FailureKind.USAGE_REFUSED, FailureKind.WITHHELD)
+"""Those after which the memory of its program is still there."""
 
 
 class NoPlace(StrEnum):
@@ -123,6 +125,8 @@ class LinkedAdmission:
         """That of all grants."""
         self._pool_of, self._load_probe = pool_of, load_probe
         self._programs = programs
+        self.expect_model: Callable[[str, Micros], object] | None = None
+        """Makes the pool of a model, without slots, of which a gateway has requests, and no backend has told yet."""
         self._handlers: Mapping[type, Callable[[BookedGateway, Any, Micros], None]] = {
             Submit: self.submit,
             FirstByte: self.first_byte,
@@ -217,7 +221,7 @@ class LinkedAdmission:
     def _move(self, request: BookedRequest, now: Micros) -> None:
         """Let a request of an agent program go where its program moves. It keeps its slot meanwhile."""
         attempt = request.attempt
-        if request.failure is not None and request.failure.kind is not FailureKind.USAGE_REFUSED:
+        if request.failure is not None and request.failure.kind not in _SAME_PLACE_MAY:
             request.tried.append(request.backend)
         self._leave(request, ReleaseReason.FAILED, now)
 
@@ -244,10 +248,10 @@ class LinkedAdmission:
         former, adopted, holders = {**gateway.requests}, list[BookedRequest](), list[BookedRequest]()
         kept: list[tuple[BookedRequest, LiveRequest]] = []
         for live in named:
-            known = former.get(live.request)
-            if self._pool_of(live.terms.model) not in self._models:
-                self._say(gateway, Reject(live.request, live.attempt, UNKNOWN_MODEL))
-            elif known is not None and live.standing is not Standing.WAITING:
+            known, pool = former.get(live.request), self._pool_of(live.terms.model)
+            if pool not in self._models and self.expect_model is not None:
+                self.expect_model(pool, now)  # The scheduler before this one knew it: what is held must count.
+            if known is not None and live.standing is not Standing.WAITING:
                 kept.append((former.pop(live.request), live))
             else:  # It is not known here; or it has not obeyed its grant, and asks once more.
                 adopted.append(self._adopt(gateway, live, now))

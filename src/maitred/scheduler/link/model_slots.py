@@ -41,6 +41,6 @@ class ModelSlots:
     def capacity(self, model: str, learning: Learning | None) -> int:
         """Return how many slots of a model may be held."""
         slots = self.by_model[model]
-        most = slots if learning is None else min(slots, learning.seen[model])
+        most = slots if learning is None else min(slots, learning.certain(model))
         extra = sum(slots for backend, slots in self.extra.items() if self.model_at.get(backend) == model)
         return max(0, most + extra)

@@ -116,6 +116,7 @@ class SchedulerEnd:
             self.programs,
         )
         """Admission for the requests of all gateways."""
+        self.requests.expect_model = lambda model, at: self.set_slots(model, 0, at)
         self.settling = SlotSettling(self._slots, self.unaccounted, self.requests)
 
     # Leadership.
@@ -140,9 +141,11 @@ class SchedulerEnd:
         slots: Mapping[str, int] | None,
         backends: Mapping[int, str],
         now: Micros,
+        alone_from: Micros = 0,
     ) -> None:
         """Begin to lead, until `until` (µs) or a later `renew`. `gateways` may hold slots already; `slots` are those of each
-        model, None: as they were set (`set_slots`), and `backends` the models that are served."""
+        model, None: as they were set (`set_slots`), and `backends` the models that are served. Before `alone_from` (µs) another
+        scheduler may lead as well, and this one grants nothing."""
         self.step_down("another term begins")
         self._retire(now)
         self.epoch, self._leads_until = epoch, until
@@ -150,7 +153,7 @@ class SchedulerEnd:
             self._slots = ModelSlots(slots, {})
         self.set_backends(backends)
         self._begin_books(now)
-        self.settling.learning = Learning(gateways, backends, self._lease, now)
+        self.settling.learning = Learning(gateways, backends, self._lease, now, alone_from)
         self.settling.resize(now)
         self.settling.review(now)
 
@@ -175,7 +178,7 @@ class SchedulerEnd:
         """Note which gateways the election names, and welcome those that have waited for that."""
         self.door.named = set(gateways)
         for connection, link in [*self._links.items()]:
-            self._take_all(connection, link, self.door.let_in(link), now)
+            self._take_all(connection, link, self.door.let_in(link, now), now)
 
     @property
     def waiting_gateways(self) -> list[GatewayId]:
@@ -196,6 +199,8 @@ class SchedulerEnd:
     def set_backends(self, models: Mapping[int, str]) -> None:
         """Set which model each backend serves. One that serves several is not named: orphans there are held until all of them
         are gone, because its engine does not say of which model is what has gone."""
+        if self.learning is not None:
+            self.learning.note_backends(models.keys() - self._slots.model_at.keys())
         self._slots.model_at = dict(models)
 
     def tell(self, message: AnyMessage, to: GatewayId | None = None) -> None:
@@ -318,7 +323,7 @@ class SchedulerEnd:
     def _take(self, connection: ConnectionId, link: GatewayConnection, message: AnyMessage, now: Micros) -> None:
         gateway = link.gateway
         if link.early:
-            link.early.append(message)
+            link.early.append((message, now))
         elif gateway is None:
             if hello := link.take_hello(message):
                 self._on_hello(connection, link, hello, now)
@@ -344,7 +349,7 @@ class SchedulerEnd:
             self.step_down(f"a scheduler of epoch {hello.epoch} leads")
         elif problem := self.door.problem(hello):
             self._cut(connection, problem, now, is_lasting=True)
-        elif not self.door.must_wait(link, hello):
+        elif not self.door.must_wait(link, hello, now):
             self._welcome(connection, link, self.door.translated(hello), self.epoch, now)
 
     def _welcome(self, connection: ConnectionId, link: GatewayConnection, hello: Hello, epoch: int, now: Micros) -> None:

@@ -72,8 +72,13 @@ class SlotSettling:
 
     def review(self, now: Micros) -> None:
         """Have all slots, if there is nothing more to learn."""
-        if self.learning is not None and self.learning.is_over(now):
+        learning = self.learning
+        if learning is None:
+            return
+        if learning.is_over(now):
             self.learning = None
+            self.resize(now)
+        elif learning.is_alone_now(now):
             self.resize(now)
 
     def resize(self, now: Micros) -> None:

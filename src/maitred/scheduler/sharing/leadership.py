@@ -80,10 +80,10 @@ class Leadership(Elected):
         if self.elector is not None:
             await self.elector.close()
 
-    def lead(self, epoch: int, until: Micros, gateways: Collection[GatewayId]) -> None:
+    def lead(self, epoch: int, until: Micros, gateways: Collection[GatewayId], alone_from: Micros = 0) -> None:
         if self._end.door.named is not None:
             self._end.door.named = set(gateways)
-        self._end.lead(epoch, until, gateways, None, self._only_pools(), self._clock.now())
+        self._end.lead(epoch, until, gateways, None, self._only_pools(), self._clock.now(), alone_from)
         self._on_term()
         self._flush_soon()
 

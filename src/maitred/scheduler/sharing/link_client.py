@@ -97,6 +97,10 @@ class LinkClient:
         self._flush_soon()
         return self.end.confirm_first_byte(number)
 
+    def may_send(self, number: int) -> bool:
+        """Return whether a request that was granted a slot may be sent to its backend now."""
+        return self.end.may_send(number, self._clock.now())
+
     def yield_slot(self, number: int) -> None:
         """Give up the slot of a preempted request, which asks again."""
         self.end.yield_slot(number)

@@ -37,6 +37,10 @@ class RemoteEnd(Protocol):
         """Return whether the first byte of a response may be sent."""
         ...
 
+    def may_send(self, number: int) -> bool:
+        """Return whether a request that was granted a slot may be sent to its backend now."""
+        ...
+
     def yield_slot(self, number: int) -> None:
         """Give up the slot of a preempted request, which asks again."""
         ...
@@ -106,6 +110,11 @@ class RemoteAdmission(RealTimeAdmission):
     def confirm_first_byte(self, request_id: RequestId, now: Micros) -> bool:
         lease = self._by_id.get(request_id)
         return lease is not None and self._end.confirm_first_byte(lease.number)
+
+    def may_send(self, request_id: RequestId) -> bool:
+        """Return whether a request may be sent to its backend now, so far as it holds a slot."""
+        lease = self._by_id.get(request_id)
+        return lease is None or self._end.may_send(lease.number)
 
     def yield_slot(self, request_id: RequestId) -> bool:
         """Free the slot of a preempted request. Whether it waits for another or is refused is what its lease waits for."""

@@ -15,7 +15,7 @@ from maitred.scheduler.link.failure_kinds import FailureKind
 from maitred.scheduler.placements import Place, ProgramPlacement, RoutedPlacement
 from maitred.scheduler.requests import ScheduledRequest
 from maitred.scheduler.sharing.remote_admission import RemoteAdmission
-from maitred.wire.errors import PoolTimeout
+from maitred.wire.errors import PoolTimeout, Withheld
 
 
 class RemotePlacement(RoutedPlacement):
@@ -29,6 +29,10 @@ class RemotePlacement(RoutedPlacement):
         if not self._remote.has(scheduled.request.id):
             return super().first(scheduled, now)
         return _granted(self._fleet, self._remote.place_of(scheduled.request.id))
+
+    def has_another(self, scheduled: ScheduledRequest) -> bool:
+        failed = scheduled.failed
+        return (failed is not None and isinstance(failed.failure, Withheld)) or super().has_another(scheduled)
 
     async def next(self, scheduled: ScheduledRequest, place: Place) -> Place | None:
         failed = scheduled.failed
@@ -71,6 +75,8 @@ def _kind_of(failed: FailedAttempts) -> FailureKind:
         return FailureKind.ABANDONED
     if isinstance(failure, UsageRefused):
         return FailureKind.USAGE_REFUSED
+    if isinstance(failure, Withheld):
+        return FailureKind.WITHHELD
     if isinstance(failure, PoolTimeout):
         return FailureKind.NO_CONNECTION
     return FailureKind.BROKEN if failed.may_have_died else FailureKind.OTHER

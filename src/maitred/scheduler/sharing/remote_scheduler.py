@@ -72,6 +72,7 @@ class RemoteScheduler(Scheduler):
             memory_number = self._remote_programs.memory_number
         core = Admission(parts.admission, {}, now=clock.now())
         self.admission = remote = RemoteAdmission(core, clock, self.link, memory_number)
+        self.may_send = remote.may_send
         ejection = ReportedEjection(config.ejection, fleet.backends, clock, self.link.report, remote.number_of)
         fleet.on_removed.append(lambda backend: parts.client.forget(backend.origin))
         self.mirror = FleetMirror(fleet, ejection, clock)

@@ -41,6 +41,8 @@ class Run(msgspec.Struct, eq=False):
     ended_at: Micros | None = None
     has_failed: bool = False
     """Whether it was answered with a 500."""
+    hangs: bool = False
+    """Whether it gets no answer: it is no sequence, and no page of the engine counts it."""
 
 
 class Engine:
@@ -148,6 +150,7 @@ class Engine:
     async def _generate(self, exchange: Exchange, run: Run) -> None:
         app = self._app
         if app is None or self.hangs:
+            run.hangs = True
             await _wait_until_gone(exchange)
         elif self.fails:
             run.has_failed = True

@@ -6,8 +6,10 @@
     leader     who leads (for gateways)
 
 A lease counts for its holder from the *sending* of the request that was answered, and in the store from its arrival, so it is
-never over in the store before it is over for its holder. The epoch grows with each term, whoever has it, also if the store has
-lost what it had: a candidate says the highest epoch that it has heard of. A store with leases and a counter can be one: Redis,
+never over in the store before it is over for its holder. A store that has lost what it had may elect another leader beside one
+whose lease is not over. So the leader of a first term (`Term.is_first`) grants nothing for a lease, and the epoch grows with
+each term, whoever has it, and whatever the store remembers: a candidate says the highest epoch that it has heard of, and where
+the store may forget, no epoch is below its time of day in seconds. A store with leases and a counter can be one: Redis,
 a lock on a file, or a Lease of Kubernetes (`holderIdentity`, `leaseTransitions`, the rest as annotations).
 
 The store is never on the way of a request.
@@ -44,6 +46,8 @@ class Term(msgspec.Struct, frozen=True):
     epoch: int
     gateways: list[GatewayId]
     """Those that may hold slots of a term before; UNKNOWN_GATEWAY for others."""
+    is_first: bool = False
+    """Whether the store had no record of an election: nobody has led, or it has lost that another one leads."""
 
 
 class Election(Protocol):

@@ -48,8 +48,8 @@ class Elected(Protocol):
         """The gateways that may hold slots now, or are to be welcomed."""
         ...
 
-    def lead(self, epoch: int, until: Micros, gateways: Collection[GatewayId]) -> None:
-        """Begin to lead."""
+    def lead(self, epoch: int, until: Micros, gateways: Collection[GatewayId], alone_from: Micros = 0) -> None:
+        """Begin to lead. Another one may do so too before `alone_from`, µs."""
         ...
 
     def renew(self, until: Micros, gateways: Collection[GatewayId]) -> None:
@@ -135,7 +135,8 @@ class Elector:
             return
         self._term, self.leader = term, self.candidate
         log.info("this scheduler leads: epoch %d", term.epoch)
-        self._elected.lead(term.epoch, self._until(sent_at), term.gateways)
+        alone_from = self._clock.now() + (self._election.lease or 0) if term.is_first else 0
+        self._elected.lead(term.epoch, self._until(sent_at), term.gateways, alone_from)
 
     async def _renew(self) -> None:
         if self._elected.epoch is None:  # Its lease is over, or a gateway has seen a later leader.

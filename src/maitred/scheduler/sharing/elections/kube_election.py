@@ -1,7 +1,7 @@
 """An election by a Lease of Kubernetes (`coordination.k8s.io/v1`), as its own controllers elect.
 
     holderIdentity      the leader and its term; empty: nobody
-    leaseTransitions    the epoch
+    leaseTransitions    the epoch; that of a Lease that is made anew is the time of day, since one before may have been deleted
     renewTime           when the leader has renewed it last, by the leader's clock: for people
     annotations         the address of the leader, and which gateways may hold slots
 
@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import msgspec
 
-from maitred.core.units import Micros, to_seconds
+from maitred.core.units import SECOND, Micros, to_seconds
 from maitred.scheduler.kube_clients import KubeApi, KubeError
 from maitred.scheduler.link.gateway_books import UNKNOWN_GATEWAY, GatewayId
 from maitred.scheduler.sharing.elections.election import Candidate, Election, ElectionError, Term
@@ -98,13 +98,13 @@ class KubeElection(Election):
                 max(1, ceil(to_seconds(self.lease))),
                 now,
                 now,
-                max(before.lease_transitions or 0, floor) + 1,
+                max(before.lease_transitions or 0, floor, 0 if found else self._clock.wall() // SECOND) + 1,
             ),
         )
         if not await self._write(self._own, is_new=found is None):
             self._own = None
             return None
-        return Term(self._own.spec.lease_transitions or 0, _named_in(found))
+        return Term(self._own.spec.lease_transitions or 0, _named_in(found), found is None)
 
     async def renew(self, gateways: Collection[GatewayId]) -> bool:
         own = self._own

@@ -7,9 +7,10 @@
 NAME is in braces, so a cluster keeps all three in one place, and each script runs where they are. Scripts are sent whole: a
 proxy or a server that has been started anew may not know them by their hash. Every call has a time limit.
 
-What a replica did not have yet when it took over is lost. So a candidate remembers the highest epoch that it has found, a
-leader that is not found is none, and one that loses the record at its next renewal steps down; the one after it learns for a
-lease, if the gateways are not there, which is longer than the time between two renewals.
+What a replica did not have yet when it took over is lost, and all of it where a server is started anew without a disk. So no
+epoch is below the time of day of the server, in seconds, a leader that is not found is none, and one that loses the record at
+its next renewal steps down. The one after it grants nothing for a lease if there is no epoch, and learns for the lease of a
+gateway if the gateways are not there.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ from maitred.scheduler.sharing.elections.election import Candidate, Election, El
 
 T = TypeVar("T")
 CAMPAIGN: Final = """
-local epoch = math.max(tonumber(redis.call('GET', KEYS[2]) or '0'), tonumber(ARGV[3]))
+local known = redis.call('GET', KEYS[2])
+local epoch = math.max(tonumber(known or '0'), tonumber(ARGV[3]))
 local left = redis.call('PTTL', KEYS[1])
-if left ~= -2 then return {0, '', epoch, left} end
-epoch = epoch + 1
+if left ~= -2 then return {0, '', epoch, left, 0} end
+epoch = math.max(epoch + 1, tonumber(redis.call('TIME')[1]))
 redis.call('SET', KEYS[2], string.format('%d', epoch))
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-return {epoch, redis.call('GET', KEYS[3]) or '', epoch, 0}
+return {epoch, redis.call('GET', KEYS[3]) or '', epoch, 0, known and 0 or 1}
 """
 """-2 is how `PTTL` says that there is no such key."""
 RENEW: Final = """
@@ -73,12 +75,12 @@ class RedisElection(Election):
         self._record = msgspec.json.encode(_Leader(candidate, self._draw_boot()))
         self.vacant_in, floor = None, max(floor, self._highest_epoch)
         keys, values = (self._leader, self._epoch, self._gateways), (self._record, self._ttl, floor)
-        epoch, gateways, highest, left = await self._ask(self._client.eval(CAMPAIGN, len(keys), *keys, *values))
+        epoch, gateways, highest, left, is_first = await self._ask(self._client.eval(CAMPAIGN, len(keys), *keys, *values))
         self._highest_epoch = int(highest)
         self.vacant_in = None if left < 0 else int(left) * MILLISECOND
         if not epoch:
             return None
-        return Term(int(epoch), _named_in(gateways))
+        return Term(int(epoch), _named_in(gateways), bool(is_first))
 
     async def renew(self, gateways: Collection[GatewayId]) -> bool:
         named = msgspec.json.encode(sorted(gateways))

@@ -61,8 +61,8 @@ def num_at_engines(stage: ClusterStage) -> int:
 
 
 def unended(engine: Engine) -> list[Run]:
-    """Return the requests that an engine has."""
-    return [run for run in engine.runs[-200:] if run.ended_at is None]
+    """Return the sequences that an engine has. A request that it hangs with is none, and its metrics do not count it."""
+    return [run for run in engine.runs[-200:] if run.ended_at is None and not run.hangs]
 
 
 def _is_let_go(run: Run) -> bool:

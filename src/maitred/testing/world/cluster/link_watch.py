@@ -3,7 +3,8 @@
 epochs     no scheduler grants after one of a later epoch has, nor under the epoch of another
 attempts   each attempt of a request is granted once
 order      a request that waits is not overtaken by a younger one of its class and tenant at the same scheduler, by more than
-           the links may delay
+           the links may delay; what is asked of a scheduler that stands still is asked when it goes on, since nothing tells it
+           what in its buffers came first
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
+from maitred.admission import TicketState
 from maitred.core.units import MILLISECOND, Micros
 from maitred.scheduler.link.gateway_books import GatewayId
 from maitred.scheduler.link.messages import (
@@ -43,10 +45,11 @@ class _Asked(msgspec.Struct, eq=False):
 
     terms: RequestTerms
     since: Micros
-    """When its gateway had it, by the time of the world."""
+    """When its gateway had it, by the time of the world, or its scheduler went on."""
     waits: bool = True
-    was_victim: bool = False
-    """Whether it has given up its slot: then it waits before all others of its class, also those of which nothing was known."""
+    has_lost_slot: bool = False
+    """Whether it was a victim, or its backend was lost with its slot: then it waits before all others of its class, also those
+    of which nothing was known, and those that have lost a slot before it (`LaneQueue.push_front`)."""
 
 
 class _Wire(msgspec.Struct, eq=False):
@@ -79,6 +82,8 @@ class LinkWatch:
         """The scheduler that has granted under each epoch."""
         self._granted: set[tuple[GatewayId, int, int]] = set()
         self._asked: dict[tuple[GatewayId, int], _Asked] = {}
+        self._unheard: dict[str, list[_Asked]] = {}
+        """What was asked of schedulers that stand still, by their addresses."""
         self._decode = msgspec.msgpack.Decoder(list[AnyMessage]).decode
 
     async def next_sent(self, kind: type) -> str:
@@ -92,6 +97,9 @@ class LinkWatch:
         for scheduler in self._schedulers:
             if (host := scheduler.host) is not None:
                 self._booked[scheduler.address] = host.end.books._last_ticket
+            if not scheduler.is_paused:
+                for asked in self._unheard.pop(scheduler.address, ()):
+                    asked.since = self._loop.micros
 
     def on_sent(self, connection: Connection, is_forth: bool, data: bytes) -> None:
         """Read what one end of a connection sends."""
@@ -117,11 +125,13 @@ class LinkWatch:
         elif gateway is None:
             return
         elif isinstance(message, Submit):
-            self._asked[gateway, message.request] = _Asked(message.terms, self._loop.micros)
+            self._asked[gateway, message.request] = asked = _Asked(message.terms, self._loop.micros)
+            if any(each.address == scheduler and each.is_paused for each in self._schedulers):
+                self._unheard.setdefault(scheduler, []).append(asked)
         elif isinstance(message, Yielded | Queue):
             if (asked := self._asked.get((gateway, message.request))) is not None:
+                asked.has_lost_slot |= isinstance(message, Yielded) or not asked.waits
                 asked.waits = True
-                asked.was_victim |= isinstance(message, Yielded)
         elif isinstance(message, Failed):
             if (asked := self._asked.get((gateway, message.request))) is not None:
                 asked.waits = False  # It keeps its slot, unless it is told to wait.
@@ -151,7 +161,7 @@ class LinkWatch:
         asked = self._asked.get((gateway, grant.request))
         if asked is not None and asked.waits:
             asked.waits = False
-            if asked.was_victim:
+            if asked.has_lost_slot:
                 return
             self._check_order(gateway, grant, asked, scheduler)
 
@@ -168,11 +178,12 @@ class LinkWatch:
 
     def _waiting_at(self, address: str) -> list[Any]:
         """Return the requests that wait at a scheduler, and of which it had heard before this turn: what it hears later in the
-        turn is after its decision, which is sent at the end."""
+        turn is after its decision, which is sent at the end. One that has a victim waits for that slot alone."""
         host, booked = next((each.host for each in self._schedulers if each.address == address), None), self._booked
         if host is None:
             return []
-        return [one for one in host.requests if one.is_waiting and one.ticket.id <= booked.get(address, 0)]
+        known = (one for one in host.requests if one.ticket.id <= booked.get(address, 0))
+        return [one for one in known if one.ticket.state is TicketState.QUEUED]
 
 
 def _kind(terms: RequestTerms) -> tuple[str, int, str]:

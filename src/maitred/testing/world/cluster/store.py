@@ -17,9 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, TypeAlias
 
-from maitred.core.units import Micros
+from maitred.core.units import SECOND, Micros
 from maitred.scheduler.sharing.elections import redis_election
 from maitred.testing.world.loop import VirtualLoop
+from maitred.testing.world.machine import EPOCH_NS
 from maitred.testing.world.network import Network
 
 STORE: Final = "10.0.4.1"
@@ -80,6 +81,10 @@ class Store:
 
     # What scripts do.
 
+    def time(self) -> int:
+        """Return its time of day, in seconds."""
+        return EPOCH_NS // 10**9 + self.loop.micros // SECOND
+
     def get(self, key: str) -> bytes | None:
         """Return a value, or None if there is none any more."""
         value, until = self._values.get(key, (None, None))
@@ -102,13 +107,14 @@ class Store:
 def _campaign(store: Store, keys: Sequence[str], values: Sequence[bytes]) -> Answer:
     leader, epoch_key, gateways = keys
     record, ttl, floor = values
-    epoch = max(int(store.get(epoch_key) or 0), int(floor))
+    known = store.get(epoch_key)
+    epoch = max(int(known or 0), int(floor))
     if store.get(leader) is not None:
-        return [0, b"", epoch, store.ttl(leader) // 1_000]
-    epoch += 1
+        return [0, b"", epoch, store.ttl(leader) // 1_000, 0]
+    epoch = max(epoch + 1, store.time())
     store.set(epoch_key, b"%d" % epoch)
     store.set(leader, record, int(ttl) * 1_000)
-    return [epoch, store.get(gateways) or b"", epoch, 0]
+    return [epoch, store.get(gateways) or b"", epoch, 0, int(known is None)]
 
 
 def _renew(store: Store, keys: Sequence[str], values: Sequence[bytes]) -> Answer:
