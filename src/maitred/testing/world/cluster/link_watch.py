@@ -23,6 +23,8 @@ from maitred.scheduler.link.messages import (
     Failed,
     Grant,
     Hello,
+    HelloPart,
+    LiveRequest,
     Queue,
     Reject,
     Release,
@@ -56,6 +58,8 @@ class _Wire(msgspec.Struct, eq=False):
     """A connection of a gateway."""
 
     gateway: GatewayId | None = None
+    named: list[LiveRequest] = []
+    """The requests of the hello so far."""
     unread: dict[bool, bytearray] = msgspec.field(default_factory=lambda: {True: bytearray(), False: bytearray()})
     """Frames that are not whole, of each direction."""
 
@@ -119,15 +123,17 @@ class LinkWatch:
 
     def _take(self, wire: _Wire, scheduler: str, message: AnyMessage) -> None:
         gateway = wire.gateway
-        if isinstance(message, Hello):
+        if isinstance(message, HelloPart):
+            wire.named += message.requests
+        elif isinstance(message, Hello):
             wire.gateway = message.name, message.boot
-            self._on_hello(wire.gateway, message)
+            self._on_hello(wire.gateway, [*wire.named, *message.requests])
         elif gateway is None:
             return
         elif isinstance(message, Submit):
-            self._asked[gateway, message.request] = asked = _Asked(message.terms, self._loop.micros)
+            self._asked[gateway, message.request] = submitted = _Asked(message.terms, self._loop.micros)
             if any(each.address == scheduler and each.is_paused for each in self._schedulers):
-                self._unheard.setdefault(scheduler, []).append(asked)
+                self._unheard.setdefault(scheduler, []).append(submitted)
         elif isinstance(message, Yielded | Queue):
             if (asked := self._asked.get((gateway, message.request))) is not None:
                 asked.has_lost_slot |= isinstance(message, Yielded) or not asked.waits
@@ -140,11 +146,14 @@ class LinkWatch:
         elif isinstance(message, Reject | Release):
             self._asked.pop((gateway, message.request), None)
 
-    def _on_hello(self, gateway: GatewayId, hello: Hello) -> None:
+    def _on_hello(self, gateway: GatewayId, named: Sequence[LiveRequest]) -> None:
         now = self._loop.micros
-        for live in hello.requests:
+        for live in named:
             asked = self._asked.setdefault((gateway, live.request), _Asked(live.terms, now - live.age))
             asked.waits = live.standing is Standing.WAITING
+            for unheard in self._unheard.values():
+                if asked in unheard:  # Now its age is told.
+                    unheard.remove(asked)
 
     def _on_grant(self, gateway: GatewayId, scheduler: str, grant: Grant) -> None:
         say, attempt = self._say, (gateway, grant.request, grant.attempt)
