@@ -79,7 +79,9 @@ def main() -> None:
     with process(own, None), contextlib.ExitStack() as stack:
         time.sleep(2.0)
         began = time.monotonic()
-        pid = stack.enter_context(process([*MAITRED, "serve", "--port", str(PORT), "--admission", args.admission, *urls], None))
+        pid = stack.enter_context(
+            process([*MAITRED, "serve", "--port", str(PORT), "--settle-secs", "0", "--admission", args.admission, *urls], None)
+        )
         while backends_up(PORT) < args.backends:
             time.sleep(0.2)
         print(f"all up after {time.monotonic() - began:.1f} s, with {cpu_of(pid):.2f} s of CPU, {resident(pid):.0f} MiB")

@@ -63,7 +63,7 @@ def test_a_mistake_is_one_line(monkeypatch, capsys, flags, words):
 
 def test_a_missing_extra_is_named(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="grpc is not installed") as raised:
+    with pytest.raises(ConfigError, match="hpack is not installed") as raised:
         require_extra("--ext-proc")
     assert "maitred[envoy]" in str(raised.value)
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import ssl
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from maitred import __version__
-from maitred.core.errors import ConfigError, describe_os_error
-from maitred.files import MAX_TEXT_BYTES, read_file
+from maitred.core.errors import ConfigError
 from maitred.scheduler.addresses import LinkAddress
+from maitred.wire.certificate import read_certificate
 
 if TYPE_CHECKING:
     from maitred.config import LoadedConfig
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from maitred.scheduler.link_config import SchedulerConfig
 
 log = logging.getLogger("maitred.gateway")
-_NEEDED: Final = ("grpc", "google.protobuf", "envoy.service.ext_proc.v3")
+_NEEDED: Final = ("hpack", "google.protobuf", "envoy.service.ext_proc.v3")
 
 
 def require_extra(where: str) -> None:
@@ -49,18 +49,13 @@ def ext_proc_port(config: SchedulerConfig) -> ExtProcPort | None:
     return ExtProcPort(address.host, address.port, _certificate(config))
 
 
-def _certificate(config: SchedulerConfig) -> tuple[bytes, bytes] | None:
+def _certificate(config: SchedulerConfig) -> ssl.SSLContext | None:
     if config.ext_proc_tls_cert is None:
         return None
     key = config.ext_proc_tls_key or config.ext_proc_tls_cert
-    return _read(key, "scheduler.ext_proc_tls_key"), _read(config.ext_proc_tls_cert, "scheduler.ext_proc_tls_cert")
-
-
-def _read(path: str, where: str) -> bytes:
-    try:
-        return read_file(Path(path), MAX_TEXT_BYTES)
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {describe_os_error(error)}", where=where) from error
+    context = read_certificate(config.ext_proc_tls_cert, key, where="scheduler.ext_proc_tls_cert").context
+    context.set_alpn_protocols(["h2"])
+    return context
 
 
 def serve_with_envoy(

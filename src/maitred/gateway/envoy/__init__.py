@@ -7,6 +7,7 @@ differs is that Envoy sends it to the backend.
 picker_scheduler.py   a scheduler with a picker: what `maitred scheduler --ext-proc` serves
 endpoint_picker.py    the picker: its link, its intake, its gRPC server
 grpc_services.py      what is served over gRPC: ext_proc, and the health of the picker
+http2.py              HTTP/2 below it, without I/O; http2_stream.py: of one call
 ext_proc_stream.py    one HTTP request at Envoy, message by message
 ext_proc_messages.py  what is said to Envoy, as bytes
 picked_attempts.py    a request that Envoy sends: until its response begins, and until it ends

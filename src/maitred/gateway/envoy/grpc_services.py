@@ -9,17 +9,18 @@ Messages pass as bytes: most of those that are sent are kept, and health needs o
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import Any, Final
-
-os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")  # A child is Envoy, which knows nothing of this gRPC.
-
-import grpc
-import grpc.aio
+import ssl
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, cast
 
 from maitred.core.errors import ConfigError
+from maitred.gateway.envoy.http2 import Http2Connection, Http2Error
+from maitred.gateway.envoy.http2_stream import Http2Stream
+from maitred.wire.machine import ListeningSocket, Machine
 
+log = logging.getLogger("maitred.gateway")
 EXT_PROC_SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
 HEALTH_SERVICE: Final = "grpc.health.v1.Health"
 _SERVING, _NOT_SERVING, _UNKNOWN = b"\x08\x01", b"\x08\x02", b"\x08\x03"
@@ -28,22 +29,112 @@ _WATCH_SECS: Final = 0.2
 """How often a watched status is looked at."""
 _MESSAGE_ROOM: Final = 1024 * 1024
 """Bytes of a message beside a body."""
+_HANDSHAKE_SECS: Final = 10.0
+_OK, _NOT_FOUND, _UNIMPLEMENTED, _INTERNAL = 0, 5, 12, 13
 
 
 class GrpcRpc:
     """A stream of gRPC (`ext_proc_stream.Rpc`)."""
 
-    def __init__(self, context: Any) -> None:
-        self._context = context
+    def __init__(self, connection: Http2Connection, stream: Http2Stream) -> None:
+        self._connection, self._stream = connection, stream
+        self._readable: asyncio.Future[None] | None = None
+        self._writable: asyncio.Future[None] | None = None
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nobody hears what is said."""
+        return self._stream.is_dead
 
     async def read(self) -> bytes | None:
         """Return the next message, or None if there is none any more."""
-        data = await self._context.read()
-        return None if data is grpc.aio.EOF else data
+        stream = self._stream
+        while not stream.inbox:
+            if stream.is_ended:
+                return None
+            self._readable = asyncio.get_running_loop().create_future()
+            await self._readable
+        return self._connection.read(stream)
 
     async def write(self, message: bytes) -> None:
-        """Send a message."""
-        await self._context.write(message)
+        """Send a message, when the one before it has left."""
+        while self._stream.pending:
+            self._writable = asyncio.get_running_loop().create_future()
+            await self._writable
+        self._connection.send(self._stream, message)
+
+    def on_readable(self) -> None:
+        """Wake who reads."""
+        if self._readable is not None and not self._readable.done():
+            self._readable.set_result(None)
+
+    def on_writable(self) -> None:
+        """Wake who writes."""
+        if self._writable is not None and not self._writable.done():
+            self._writable.set_result(None)
+
+
+class _Connection(asyncio.Protocol):
+    """A connection of Envoy's."""
+
+    def __init__(self, server: GrpcServer) -> None:
+        self._server, self._loop = server, asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self.http2 = Http2Connection(self._begin, self._flush_soon, server.max_message)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._server.connections.add(self)
+        self._flush()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self.http2.receive(data)
+        except Http2Error as error:
+            log.warning("Envoy's connection to the picker is closed: %s", error)
+            self.http2.go_away(error.code, str(error))
+            self._flush()
+            self.close()
+
+    def pause_writing(self) -> None:
+        """Read nothing more while what is said is not taken."""
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self._transport is not None:
+            self._transport.resume_reading()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        self._server.connections.discard(self)
+        self.http2.lose()
+
+    def close(self) -> None:
+        """End the connection."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def _begin(self, stream: Http2Stream, path: str) -> None:
+        rpc = stream.listener = GrpcRpc(self.http2, stream)
+        self._server.begin(self._serve(rpc, stream, path))
+
+    async def _serve(self, rpc: GrpcRpc, stream: Http2Stream, path: str) -> None:
+        status = _INTERNAL
+        try:
+            status = await self._server.serve(rpc, path)
+        finally:
+            self.http2.end(stream, status)
+
+    def _flush_soon(self) -> None:
+        self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Send all that was said in this turn of the loop at once."""
+        output = self.http2.output
+        if output and self._transport is not None:
+            self.http2.output = []
+            self._transport.write(output[0] if len(output) == 1 else b"".join(output))
 
 
 class GrpcServer:
@@ -52,66 +143,88 @@ class GrpcServer:
     def __init__(
         self, process: Callable[[GrpcRpc], Coroutine[Any, Any, None]], is_ready: Callable[[], bool], max_body_bytes: int
     ) -> None:
-        """`process` serves a stream of ext_proc. Made inside the event loop."""
+        """`process` serves a stream of ext_proc."""
         self._process, self._is_ready = process, is_ready
-        self._server = grpc.aio.server(
-            options=[
-                ("grpc.so_reuseport", 0),
-                ("grpc.max_receive_message_length", max_body_bytes + _MESSAGE_ROOM),
-                ("grpc.max_send_message_length", max_body_bytes + _MESSAGE_ROOM),
-                # Envoy pings while all streams wait.
-                ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-            ]
-        )
-        self._server.add_generic_rpc_handlers((self._ext_proc_handler(), self._health_handler()))
+        self.max_message = max_body_bytes + _MESSAGE_ROOM
+        """Bytes of the largest message."""
+        self.connections: set[_Connection] = set()
+        self._calls: set[asyncio.Task[None]] = set()
+        self._listener: ListeningSocket | None = None
+        self._accepting: asyncio.Server | None = None
         self.port = 0
         """The port on which it listens, once it does."""
 
-    def listen(self, host: str, port: int, tls: tuple[bytes, bytes] | None) -> None:
-        """Listen at an address; `tls` are the key and the certificate, in PEM. Raises ConfigError if that is not possible."""
-        where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    def listen(self, host: str, port: int, machine: Machine) -> None:
+        """Listen at an address. Raises ConfigError if that is not possible."""
         try:
-            if tls is None:
-                self.port = self._server.add_insecure_port(where)
-            else:
-                self.port = self._server.add_secure_port(where, grpc.ssl_server_credentials([tls]))
-        except RuntimeError as error:
-            raise ConfigError(f"cannot listen on {where}", where="--ext-proc", hint="a free port of this machine") from error
+            self._listener = machine.listen(host, port)
+        except (OSError, OverflowError) as error:
+            where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            number = getattr(error, "errno", None)
+            reason = str(error) if number is None or number < 0 else os.strerror(number).lower()
+            hint = "a free port and an address of this machine"
+            raise ConfigError(f"cannot listen on {where}: {reason}", where="--ext-proc", hint=hint) from error
+        self.port = self._listener.getsockname()[1]
 
-    async def start(self) -> None:
-        """Take streams."""
-        await self._server.start()
+    async def start(self, tls: ssl.SSLContext | None) -> None:
+        """Take connections, of TLS if there is a context."""
+        limit = None if tls is None else _HANDSHAKE_SECS
+        self._accepting = await asyncio.get_running_loop().create_server(
+            lambda: _Connection(self), sock=cast(Any, self._listener), ssl=tls, ssl_handshake_timeout=limit
+        )
 
     async def stop(self, grace_secs: float) -> None:
         """Take no new streams, and cut those that are left after a time."""
-        await self._server.stop(grace_secs)
+        if self._accepting is not None:
+            self._accepting.close()
+        for connection in self.connections:
+            connection.http2.leave()
+        if self._calls:
+            await asyncio.wait({*self._calls}, timeout=grace_secs)
+        for connection in [*self.connections]:
+            connection.close()
+        for call in self._calls:
+            call.cancel()
+        await asyncio.gather(*self._calls, return_exceptions=True)
 
-    def _ext_proc_handler(self) -> Any:
-        async def process(_: object, context: Any) -> None:
-            await self._process(GrpcRpc(context))
+    def begin(self, call: Coroutine[Any, Any, None]) -> None:
+        """Serve a call."""
+        task = asyncio.get_running_loop().create_task(call)
+        self._calls.add(task)
+        task.add_done_callback(self._on_end)
 
-        return grpc.method_handlers_generic_handler(
-            EXT_PROC_SERVICE, {"Process": grpc.stream_stream_rpc_method_handler(process)}
-        )
+    def _on_end(self, task: asyncio.Task[None]) -> None:
+        self._calls.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("a stream of Envoy's has ended in an error", exc_info=task.exception())
 
-    def _health_handler(self) -> Any:
-        async def check(request: bytes, context: Any) -> bytes:
+    async def serve(self, rpc: GrpcRpc, path: str) -> int:
+        """Serve a call, and return its status."""
+        if path == f"/{EXT_PROC_SERVICE}/Process":
+            await self._process(rpc)
+            return _OK
+        if path not in (f"/{HEALTH_SERVICE}/Check", f"/{HEALTH_SERVICE}/Watch"):
+            return _UNIMPLEMENTED
+        request = await rpc.read()
+        if request is None:
+            return _INTERNAL
+        if path.endswith("Watch"):
+            return await self._watch(request, rpc)
+        status = self._status(request)
+        if status == _UNKNOWN:
+            return _NOT_FOUND
+        await rpc.write(status)
+        return _OK
+
+    async def _watch(self, request: bytes, rpc: GrpcRpc) -> int:
+        told = b""
+        while not rpc.is_gone:
             status = self._status(request)
-            if status == _UNKNOWN:
-                await context.abort(grpc.StatusCode.NOT_FOUND, "unknown service")
-            return status
-
-        async def watch(request: bytes, context: Any) -> AsyncIterator[bytes]:
-            told = b""
-            while True:
-                status = self._status(request)
-                if status != told:
-                    told = status
-                    yield status
-                await asyncio.sleep(_WATCH_SECS)
-
-        handlers = {"Check": grpc.unary_unary_rpc_method_handler(check), "Watch": grpc.unary_stream_rpc_method_handler(watch)}
-        return grpc.method_handlers_generic_handler(HEALTH_SERVICE, handlers)
+            if status != told:
+                told = status
+                await rpc.write(status)
+            await asyncio.sleep(_WATCH_SECS)
+        return _OK
 
     def _status(self, request: bytes) -> bytes:
         """Return the answer to a `HealthCheckRequest`, whose one field is the name of a service."""

@@ -6,6 +6,7 @@ several schedulers Envoy asks the one that does.
 
 from __future__ import annotations
 
+import ssl
 from typing import Any, NamedTuple
 
 import msgspec
@@ -23,8 +24,8 @@ class ExtProcPort(NamedTuple):
 
     host: str
     port: int
-    tls: tuple[bytes, bytes] | None = None
-    """Key and certificate, in PEM, or None for plain connections."""
+    tls: ssl.SSLContext | None = None
+    """The context of the certificate that Envoy sees, or None for plain connections."""
 
 
 class PickerScheduler(SchedulerGateway):
@@ -43,9 +44,9 @@ class PickerScheduler(SchedulerGateway):
         self._context = server
         self.picker = picker = EndpointPicker(self._picker_parts())
         self.grpc = GrpcServer(picker.process, self.is_ready, self.config.max_body_bytes)
-        self.grpc.listen(*self._ext_proc)
+        self.grpc.listen(self._ext_proc.host, self._ext_proc.port, self.machine)
         await picker.start()
-        await self.grpc.start()
+        await self.grpc.start(self._ext_proc.tls)
 
     @property
     def ext_proc_address(self) -> LinkAddress:
