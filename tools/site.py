@@ -47,6 +47,7 @@ NAVIGATION: dict[str, Any] = {
         "The gateway": "gateway.md",
         "The dashboard": "dashboard.md",
         "A shadow": "shadow.md",
+        "Tuning": "tune.md",
         "Discovery of backends": "discovery.md",
         "Several gateways": "cluster.md",
         "Upgrades": "upgrade.md",

@@ -39,6 +39,7 @@ from maitred.cli import (
     simulate,
     study,
     traces,
+    tune,
     validation,
     verify,
     why,
@@ -74,6 +75,7 @@ _COMMANDS: Final[Mapping[str, Command[Any] | Callable[..., None]]] = {
     "validate": validation.validate,
     "verify": verify.verify,
     "why": why.why,
+    "tune": tune.tune,
 }
 
 

@@ -85,7 +85,7 @@ def compare(flags: CompareFlags) -> None:
         if flags.report is not None:
             comparison.presentation().write_page(flags.report)
     if not flags.quiet and flags.json != STANDARD_OUTPUT:
-        _print_result(comparison)
+        print_result(comparison)
 
 
 def _run_comparison(flags: CompareFlags, stack: ExitStack) -> Comparison:
@@ -110,17 +110,17 @@ def _run_comparison(flags: CompareFlags, stack: ExitStack) -> Comparison:
             jobs=flags.jobs,
             progress=lambda done, total: show(done / total, f"{done} of {total} runs"),
         )
-    _write_json(comparison, file)
+    write_json(comparison, file)
     return comparison
 
 
-def _print_result(result: StudyResult) -> None:
+def print_result(result: StudyResult) -> None:
     from rich.console import Console
 
     result.presentation().print(Console())
 
 
-def _write_json(result: object, file: OutputFile | None) -> None:
+def write_json(result: object, file: OutputFile | None) -> None:
     import msgspec
 
     if file is not None:
@@ -172,14 +172,14 @@ def sweep(flags: SweepFlags) -> None:
     with exit_on_signals():
         result = _run_and_write(flags, flags.spec, out)
     if not flags.quiet:
-        _print_result(result)
+        print_result(result)
 
 
 def _run_and_write(flags: SweepFlags, spec: Path, out: Path) -> SweepResult:
     from maitred.report import check_plot_path
     from maitred.study.sweep import sweep as run_sweep
 
-    _check_ray(flags.ray, flags.jobs)
+    check_ray(flags.ray, flags.jobs)
     if flags.plot is not None:
         check_plot_path(flags.plot, where="--plot")
     progress = _Progress()
@@ -298,19 +298,19 @@ def capacity(flags: CapacityFlags) -> None:
     """
     from maitred.report import OutputFile, check_plot_path
 
-    _check_ray(flags.ray, flags.jobs)
+    check_ray(flags.ray, flags.jobs)
     if flags.plot is not None:
         check_plot_path(flags.plot, where="--plot")
     with exit_on_signals(), ExitStack() as stack:
         file = stack.enter_context(OutputFile(flags.json, where="--json")) if flags.json else None
         result = _find_capacity(flags)
-        _write_json(result, file)
+        write_json(result, file)
     if flags.plot is not None:
         result.plot(flags.plot)
     if flags.report is not None:
         result.presentation().write_page(flags.report)
     if not flags.quiet and flags.json != STANDARD_OUTPUT:
-        _print_result(result)
+        print_result(result)
 
 
 def _find_capacity(flags: CapacityFlags) -> CapacityResult:
@@ -363,6 +363,6 @@ def _prices(given: list[str] | None) -> dict[str, float] | None:
     return prices or None
 
 
-def _check_ray(ray: str | None, jobs: int | None) -> None:
+def check_ray(ray: str | None, jobs: int | None) -> None:
     if ray is not None and jobs is not None:
         raise ConfigError("--jobs does not go with --ray", hint="a cluster runs as many as it has CPUs")

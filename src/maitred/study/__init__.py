@@ -3,6 +3,7 @@
     compare.py        two or more candidates on the same workloads
     comparison.py     paired differences with confidence intervals
     sweep/            candidates from a grid or a search: the best one, and the Pareto front
+    tune/             rules that hold an SLO on recorded traffic, searched by replays
     calibration/      latency models from measurements, and the error of predictions
     what_if/          recorded traffic under other rules, with the errors of what is foretold
     candidate.py      a candidate: the sections of a configuration that a simulation reads; the error of its latency model

@@ -10,6 +10,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from functools import lru_cache
+from os import fsdecode
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -164,12 +165,14 @@ class ReplayWorld(msgspec.Struct, frozen=True, eq=False, dict=True):
         return _as_recorded(self.recorded.requests)
 
 
-class _Task(msgspec.Struct, frozen=True):
-    """One run, for a worker that has the world in a file."""
+class ReplayTask(msgspec.Struct, frozen=True):
+    """One run, for a worker."""
 
-    world: str
+    world: bytes
+    """The path of a file with the world, or the world itself for a machine that has no such file (`is_whole`)."""
     candidate: Candidate
     seed: int
+    is_whole: bool = False
 
 
 class _Done(msgspec.Struct, frozen=True, tag=True):
@@ -192,12 +195,12 @@ def replay_all(
     """
     with tempfile.TemporaryDirectory(prefix="maitred-replay-") as folder:
         path = Path(folder) / "world"
-        path.write_bytes(_encoder.encode(world))
-        tasks = [_encoder.encode(_Task(str(path), candidate, seed)) for candidate, seed in wanted]
+        path.write_bytes(encode_replay(world))
+        tasks = [encode_replay(ReplayTask(bytes(path), candidate, seed)) for candidate, seed in wanted]
         found: dict[int, ReplayedRun] = {}
         with make_workers(run_replay, jobs=jobs) as workers:
             for done in workers.run(tasks):
-                found[done.index] = _decoded(done.result)
+                found[done.index] = decode_run(done.result)
                 if progress is not None:
                     progress(len(found), len(tasks))
     return [found[index] for index in range(len(tasks))]
@@ -205,15 +208,16 @@ def replay_all(
 
 def run_replay(task: bytes) -> bytes:
     """Make the run of a task of `replay_all`. This is the function that workers call."""
-    wanted = msgspec.msgpack.decode(task, type=_Task)
+    wanted = msgspec.msgpack.decode(task, type=ReplayTask)
     try:
-        run = _world_of(wanted.world).replay(wanted.candidate, wanted.seed)
+        run = _world_of(wanted.world, wanted.is_whole).replay(wanted.candidate, wanted.seed)
     except ConfigError as error:
-        return _encoder.encode(TaskFailed(error.problem, error.where, error.hint))
-    return _encoder.encode(_Done({name: getattr(run, name).tobytes() for name in ReplayedRun.__struct_fields__}))
+        return encode_replay(TaskFailed(error.problem, error.where, error.hint))
+    return encode_replay(_Done({name: getattr(run, name).tobytes() for name in ReplayedRun.__struct_fields__}))
 
 
-def _decoded(result: bytes) -> ReplayedRun:
+def decode_run(result: bytes) -> ReplayedRun:
+    """Return the run that a worker has made. Raises the ConfigError that it found."""
     done = msgspec.msgpack.decode(result, type=_Done | TaskFailed)
     if isinstance(done, TaskFailed):
         raise ConfigError(done.what, where=done.where, hint=done.hint)
@@ -221,10 +225,11 @@ def _decoded(result: bytes) -> ReplayedRun:
     return ReplayedRun(**columns)
 
 
-@lru_cache(maxsize=1)
-def _world_of(path: str) -> ReplayWorld:
-    return msgspec.msgpack.decode(Path(path).read_bytes(), type=ReplayWorld)
+@lru_cache(maxsize=4)
+def _world_of(world: bytes, is_whole: bool) -> ReplayWorld:
+    return msgspec.msgpack.decode(world if is_whole else Path(fsdecode(world)).read_bytes(), type=ReplayWorld)
 
 
-_encoder: Final = msgspec.msgpack.Encoder(enc_hook=encode_unknown)
+encode_replay: Final = msgspec.msgpack.Encoder(enc_hook=encode_unknown).encode
+"""Writes a world or a task."""
 _TYPES: Final = {"outcome": np.int8, "priority_class": np.int8}

@@ -1,0 +1,121 @@
+"""Rules: points of a space as configurations, and the file that is written of one.
+
+What holds today is what the decision log says was in force, and not what a file says. So a configuration of a point is that,
+with the values of the point; a file (`--config`) adds the keys that no search varies, such as backends and keys of tenants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import yaml
+
+from maitred.config import Config
+from maitred.core.errors import ConfigError
+from maitred.core.request import PriorityClass
+from maitred.core.yaml_document import YamlDocument
+from maitred.core.yaml_schema import document_to_struct
+from maitred.files import InputFile
+from maitred.study.candidate import Candidate
+from maitred.study.tune.space import Point, settings_of
+from maitred.study.what_if.world import ReplayWorld
+
+_ENGINE: Final = "instance."
+_SECTIONS: Final = ("admission", "routing", "programs")
+
+
+class Rules:
+    """Today's rules, and others."""
+
+    def __init__(self, world: ReplayWorld, config: Path | None) -> None:
+        """Raises ConfigError for a `config` that is none."""
+        self.world = world
+        in_force = world.recorded.rules
+        self._tree: dict[str, Any] = {}
+        if config is not None:
+            document = YamlDocument.read(InputFile(config))
+            document_to_struct(document, Config)
+            self._tree = deepcopy(document.value or {})
+        for name in _SECTIONS:
+            section = getattr(in_force, name)
+            given = _differing(section)
+            self._tree.pop(name, None)
+            if given:
+                self._tree[name] = given
+        self._slots = max(1, (max(in_force.slots.values(), default=0) or self._at_once) // world.engines.num_instances)
+
+    @property
+    def _at_once(self) -> int:
+        return self.world.engines.instance.max_num_seqs * self.world.engines.num_instances
+
+    @property
+    def today(self) -> Candidate:
+        """What was in force."""
+        return self.world.in_force
+
+    @property
+    def mode(self) -> str:
+        """The mode of admission."""
+        return self.world.recorded.rules.admission.mode
+
+    @property
+    def has_programs(self) -> bool:
+        return self.world.recorded.rules.programs.mode != "off"
+
+    @property
+    def classes(self) -> Sequence[PriorityClass]:
+        """The classes that requests had."""
+        return [PriorityClass(each) for each in {request.given for request in self.world.recorded.requests}]
+
+    def settings(self, point: Point) -> dict[str, Any]:
+        """Return the values of a point by single key."""
+        return settings_of(point, self._slots)
+
+    def candidate(self, point: Point) -> Candidate | None:
+        """Return what is simulated of a point, or None if no configuration may be so."""
+        # More slots than an engine was seen to fill do not make it run more at once: what is beyond waits in it.
+        instance = {"max_num_seqs": self.today.instance.max_num_seqs}
+        instance |= {key.removeprefix(_ENGINE): value for key, value in self.settings(point).items() if key.startswith(_ENGINE)}
+        try:
+            return self.world.candidate(msgspec.convert(self._with(point), Config), instance)
+        except (msgspec.ValidationError, ConfigError):
+            return None
+
+    def text(self, point: Point) -> str:
+        """Return the configuration of a point as YAML."""
+        dumped: str = yaml.safe_dump(self._with(point), sort_keys=False, allow_unicode=True, width=120)
+        return dumped
+
+    def _with(self, point: Point) -> dict[str, Any]:
+        tree = {"gateway": {}, **deepcopy(self._tree)}
+        for key, value in self.settings(point).items():
+            *above, last = key.split(".")
+            place = tree
+            for step in above:
+                if not isinstance(place.get(step), dict):
+                    place[step] = {}
+                place = place[step]
+            place[last] = value
+        return {name: section for name, section in tree.items() if section}
+
+
+def _differing(section: msgspec.Struct) -> dict[str, Any]:
+    """Return the keys of a section of a configuration that differ from their defaults."""
+    given: Mapping[str, Any] = msgspec.to_builtins(section, enc_hook=str)
+    usual: Mapping[str, Any] = msgspec.to_builtins(type(section)(), enc_hook=str)
+    found = _difference(given, usual)
+    return found if msgspec.convert(found, type(section)) == section else dict(given)
+
+
+def _difference(given: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+    found = {}
+    for key, value in given.items():
+        before = usual.get(key)
+        if value == before:
+            continue
+        found[key] = _difference(value, before) if isinstance(value, dict) and isinstance(before, dict) else value
+    return found
