@@ -19,8 +19,8 @@ from maitred.core.units import MILLISECOND, Micros
 from maitred.scheduler.link.events import Granted
 from maitred.scheduler.link.gateway_books import BookedRequest
 from maitred.scheduler.link.gateway_end import GatewayEnd
-from maitred.scheduler.link.linked_admission import Placer
 from maitred.scheduler.link.messages import RequestTerms
+from maitred.scheduler.link.placer import Placer
 from maitred.scheduler.link.scheduler_end import SchedulerEnd
 from measuring import CALIBRATION_LOOPS, calibrate
 
@@ -66,7 +66,7 @@ def exchange(gateway: GatewayEnd, scheduler: SchedulerEnd, account: Account, now
     middle = process_time()
     scheduler.feed(1, up, now)
     down = scheduler.take_bytes(1, now)
-    scheduler.note_written(1, len(down))
+    scheduler.connections.note_written(1, len(down))
     ended = process_time()
     heard: list[object] = [*gateway.feed(down, now)] if down else []
     account.gateway += middle - began + process_time() - ended

@@ -13,8 +13,8 @@ from maitred.scheduler.link.channel import ChannelLimits
 from maitred.scheduler.link.events import Closed, Granted, LinkEvent, Opened, Preempted, Queued, Rejected
 from maitred.scheduler.link.gateway_books import BookedRequest, GatewayBooks, GatewayId
 from maitred.scheduler.link.gateway_end import GatewayEnd
-from maitred.scheduler.link.linked_admission import LinkPlace, NoPlace, Placer
 from maitred.scheduler.link.messages import RequestTerms
+from maitred.scheduler.link.placer import LinkPlace, NoPlace, Placer
 from maitred.scheduler.link.scheduler_end import SchedulerEnd
 
 SECRET = b"a secret of a test"
@@ -149,8 +149,8 @@ class Pair:
                     gateway.note_written(len(up))
                     self.end.feed(connection, up, self.now)
                 down = self.end.take_bytes(connection, self.now)
-                self.end.note_written(connection, len(down))
-                down += b"".join(cut.last_bytes for cut in self.end.take_cuts() if cut.connection == connection)
+                self.end.connections.note_written(connection, len(down))
+                down += b"".join(cut.last_bytes for cut in self.end.connections.take_cuts() if cut.connection == connection)
                 if down:
                     told += self.lines(name, gateway.feed(down, self.local(name)))
                 is_busy = is_busy or bool(up or down)

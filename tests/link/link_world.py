@@ -19,8 +19,8 @@ from maitred.scheduler.link.channel import ChannelState
 from maitred.scheduler.link.events import Closed, Granted, LinkEvent, Preempted, Rejected
 from maitred.scheduler.link.gateway_books import BookedRequest, GatewayBooks
 from maitred.scheduler.link.gateway_end import GatewayEnd
-from maitred.scheduler.link.linked_admission import LinkPlace, NoPlace, Placer
 from maitred.scheduler.link.messages import AnyMessage, Grant, RequestTerms
+from maitred.scheduler.link.placer import LinkPlace, NoPlace, Placer
 from maitred.scheduler.link.scheduler_end import SchedulerEnd
 
 MODEL = "m"
@@ -338,8 +338,8 @@ class SchedulerNode(Node):
             if data:
                 self.world.watch.on_said(self, messages_in(data))
                 wire.send("down", data)
-                end.note_written(number, len(data))
-        for cut in end.take_cuts():
+                end.connections.note_written(number, len(data))
+        for cut in end.connections.take_cuts():
             cut_wire = self.wires.pop(cut.connection, None)
             if cut_wire is not None:
                 if cut.last_bytes:

@@ -109,7 +109,7 @@ class Peer:
         while up := self._channel.take_bytes():
             p.end.feed(self._connection, up, p.now)
             down = p.end.take_bytes(self._connection, p.now)
-            self._channel.feed(down + b"".join(cut.last_bytes for cut in p.end.take_cuts()))
+            self._channel.feed(down + b"".join(cut.last_bytes for cut in p.end.connections.take_cuts()))
         p.end.check()
         return self._channel.fault
 

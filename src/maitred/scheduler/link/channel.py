@@ -96,7 +96,7 @@ class Channel:
 
     def say(self, message: AnyMessage) -> None:
         """Add a message to those of this turn. Dropped unless the channel is open."""
-        if self.is_open:
+        if self.state is ChannelState.OPEN:
             self._said.append(message)
 
     def feed(self, data: bytes) -> Sequence[AnyMessage]:
@@ -105,9 +105,11 @@ class Channel:
         messages: list[AnyMessage] = []
         try:
             for frame in self._frames(data):
-                for message in self._messages_of(frame):
-                    if self._take(message):
-                        messages.append(message)
+                said = self._messages_of(frame)
+                if self.state is ChannelState.OPEN and _OF_CHANNEL.isdisjoint(map(type, said)):
+                    messages += said
+                else:
+                    messages += [message for message in said if self._take(message)]
         except LinkFault as fault:
             self.close(str(fault), is_lasting=fault.is_lasting, is_told=fault.is_told)
         return messages
@@ -156,6 +158,9 @@ class Channel:
 
     def _frames(self, data: bytes) -> Iterator[bytes]:
         received = self._received
+        if not received and self.is_open and int.from_bytes(data[:_LENGTH_BYTES], "big") == len(data) - _LENGTH_BYTES:
+            yield data[_LENGTH_BYTES:]  # One frame and nothing else, as nearly always.
+            return
         received += data
         while self.state is not ChannelState.CLOSED and len(received) >= _LENGTH_BYTES:
             length = int.from_bytes(received[:_LENGTH_BYTES], "big")

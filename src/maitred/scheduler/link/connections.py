@@ -1,16 +1,20 @@
-"""The connections of a scheduler's end of the links: one that is there, and one that is to be closed."""
+"""The connections of a scheduler's end of the links: those that are there, and those that are to be closed."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from itertools import chain
+from typing import Final
 
 import msgspec
 from msgspec.structs import replace
 
-from maitred.core.units import Micros
+from maitred.core.units import SECOND, Micros
 from maitred.scheduler.link.channel import Channel
 from maitred.scheduler.link.gateway_books import BookedGateway, ConnectionId
 from maitred.scheduler.link.messages import AnyMessage, Hello, HelloPart
+
+_HELLO_TIMEOUT: Final[Micros] = 3 * SECOND
 
 
 class Cut(msgspec.Struct, frozen=True):
@@ -50,3 +54,57 @@ class GatewayConnection:
         memories = chain(said.memories, *(part.memories for part in self._parts))
         self._parts = []
         return replace(said, requests=[*requests], memories=[*memories])
+
+
+class Connections:
+    """All connections of a scheduler."""
+
+    def __init__(self) -> None:
+        self.links: dict[ConnectionId, GatewayConnection] = {}
+        self._speaking: dict[ConnectionId, None] = {}
+        self._cuts: list[Cut] = []
+
+    def say(self, gateway: BookedGateway, message: AnyMessage) -> None:
+        """Say something to a gateway, if it is connected."""
+        connection = gateway.connection
+        if connection is not None and (link := self.links.get(connection)) is not None:
+            link.channel.say(message)
+            self._speaking[connection] = None
+
+    def note_speaking(self, connection: ConnectionId) -> None:
+        """Note that a channel may have something to say by itself."""
+        self._speaking[connection] = None
+
+    def take_speaking(self) -> Collection[ConnectionId]:
+        """Return the connections on which something may be to be said, since this was called last."""
+        speaking, self._speaking = self._speaking, {}
+        return speaking
+
+    def late(self, now: Micros) -> list[ConnectionId]:
+        """Return the connections that have not said hello in time."""
+        return [number for number, link in self.links.items() if link.gateway is None and now >= _hello_due_at(link)]
+
+    def next_late_at(self) -> Micros | None:
+        """Return when the next of those that have said no hello is late, µs, or None if there is none."""
+        return min((_hello_due_at(link) for link in self.links.values() if link.gateway is None), default=None)
+
+    def note_written(self, connection: ConnectionId, num_bytes: int) -> None:
+        """Note that bytes have left the process."""
+        if connection in self.links:
+            self.links[connection].channel.note_written(num_bytes)
+
+    def cut(self, connection: ConnectionId, reason: str, *, is_lasting: bool) -> GatewayConnection:
+        """Forget a connection, which is to be closed, and return it."""
+        link = self.links.pop(connection)
+        link.channel.close(reason, is_lasting=is_lasting)
+        self._cuts.append(Cut(connection, reason, link.channel.take_bytes(), link.channel.is_lasting, link.gateway is not None))
+        return link
+
+    def take_cuts(self) -> list[Cut]:
+        """Return the connections that are to be closed, since this was called last."""
+        cuts, self._cuts = self._cuts, []
+        return cuts
+
+
+def _hello_due_at(link: GatewayConnection) -> Micros:
+    return link.accepted_at + _HELLO_TIMEOUT

@@ -176,8 +176,9 @@ class GatewayEnd:
             return ()
         if now >= self.lease_until:
             return [self.give_up("the lease is over: no beat was answered in time")]
-        for marked in self._marks.take_due(now):
-            self._say(marked)
+        if self._marks.next_due is not None:
+            for marked in self._marks.take_due(now):
+                self._say(marked)
         if now >= self._next_beat_at:
             self._beat(now)
         return ()
@@ -285,6 +286,8 @@ class GatewayEnd:
     # What the scheduler says.
 
     def _take(self, message: AnyMessage, now: Micros) -> Sequence[LinkEvent]:
+        if type(message) is Grant and self.state is EndState.OPEN:
+            return self._on_grant(message, now)
         if isinstance(message, Welcome):
             return self._on_welcome(message, now)
         if self.state is not EndState.OPEN:
@@ -294,8 +297,6 @@ class GatewayEnd:
                 self._on_beat_answer(message, now)
             case Mark():
                 self._marks.add(message, now)
-            case Grant():
-                return self._on_grant(message, now)
             case Queue():
                 return [Queued(message.request, message.reason)] if self._is_of_now(message) else ()
             case Reject():
@@ -343,7 +344,8 @@ class GatewayEnd:
             return [self.give_up(f"Grant makes no sense: there is no backend {grant.backend}", is_lasting=True)]
         request = self._requests.get(grant.request)
         # If the request has ended, its release is on the way.
-        if request is None or not self._is_of_now(grant) or not self.may_start(now) or not request.take(RequestEvent.GRANT):
+        is_of_now = request is not None and request.attempt == grant.attempt
+        if request is None or not is_of_now or not self.may_start(now) or not request.take(RequestEvent.GRANT):
             return ()
         self.num_grants += 1
         request.backend, request.granted_at, request.lapse = grant.backend, now, self._num_lapses
@@ -383,7 +385,7 @@ class GatewayEnd:
 
     def _say(self, message: AnyMessage) -> None:
         """Say something if `Hello` has been said, which otherwise will tell it."""
-        if self._channel is not None and self.is_linked:
+        if self._channel is not None and self.state >= EndState.HELLO:
             self._channel.say(message)
 
     def _say_hello(self, channel: Channel, now: Micros) -> None:

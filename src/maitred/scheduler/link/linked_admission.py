@@ -18,8 +18,7 @@ The same message may come twice, and late: the attempt tells.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from enum import StrEnum
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from maitred.admission import EMPTY_LOAD, Action, Admission, LoadProbe, ReleaseReason, TicketState, no_load
 from maitred.core.decisions import Decision
@@ -47,59 +46,18 @@ from maitred.scheduler.link.messages import (
     Submit,
     Yielded,
 )
+from maitred.scheduler.link.placer import LinkPlace, NoPlace, Placer
 from maitred.scheduler.link.prompt_hashes import ReceivedPrompt
 
 _ADMIT: Final = Action.ADMIT
 _ADMITTED, _LEFT, _VICTIM = TicketState.ADMITTED, TicketState.LEFT, TicketState.VICTIM
+_CLASSES: Final = tuple(PriorityClass)  # To call an enum is slow.
 UNKNOWN_MODEL: Final = "unknown_model"
 PREEMPTED: Final = "preempted"
 _SAME_BACKEND_MAY: Final = (FailureKind.ABANDONED, FailureKind.USAGE_REFUSED, FailureKind.WITHHELD)
 """The failures after which the same backend may have a request again."""
 _SAME_PLACE_MAY: Final = (FailureKind.USAGE_REFUSED, FailureKind.WITHHELD)
 """Those after which the memory of its program is still there."""
-
-
-class NoPlace(StrEnum):
-    """Why a request that holds a slot goes nowhere, and gives it up."""
-
-    NO_BACKEND = "no_backend"
-    """No backend may have it."""
-    MEMORY_LOST = "memory_lost"
-    """Its program has to wait for memory elsewhere."""
-
-
-LinkPlace: TypeAlias = tuple[int, int | None]
-"""A backend, and the rank to ask for there or None."""
-GoOn: TypeAlias = Callable[[Callable[[Micros], LinkPlace | NoPlace], Micros], None]
-
-
-class Placer:
-    """Says where a request goes that holds a slot, and is told what becomes of it there. What it is told may be ignored."""
-
-    def place(self, request: BookedRequest, now: Micros) -> LinkPlace | NoPlace:
-        """Return where a request is from now on, or why it is nowhere. Not at a backend that has failed it
-        (`BookedRequest.tried`), where there is another."""
-        raise NotImplementedError
-
-    def move(self, request: BookedRequest, then: GoOn) -> None:
-        """Find another place for a request of an agent program that its backend has failed (`BookedRequest.failure`). `then` is
-        called now or later, with what places the request as `place` does; that is not called if the request has ended."""
-        raise NotImplementedError
-
-    def arrive(self, request: BookedRequest, now: Micros) -> None:
-        """Note that a request is at its backend of which this scheduler did not know."""
-
-    def leave(self, request: BookedRequest, end: ReleaseReason, now: Micros) -> None:
-        """Note that a request is at its backend no more, and how it has ended there."""
-
-    def first_byte(self, request: BookedRequest, now: Micros) -> None:
-        """Note that the response of a request has begun."""
-
-    def on_outcome(self, request: BookedRequest | None, outcome: Outcome, now: Micros) -> None:
-        """Note what an attempt says of its backend; None: that of a request without a slot, or one that has ended."""
-
-    def progress(self, request: BookedRequest, pieces: int, now: Micros) -> None:
-        """Note how many pieces the answer of a request has had so far."""
 
 
 class LinkedAdmission:
@@ -127,7 +85,7 @@ class LinkedAdmission:
         self._programs = programs
         self.expect_model: Callable[[str, Micros], object] | None = None
         """Makes the pool of a model, without slots, of which a gateway has requests, and no backend has told yet."""
-        self._handlers: Mapping[type, Callable[[BookedGateway, Any, Micros], None]] = {
+        self.handlers: Mapping[type, Callable[[BookedGateway, Any, Micros], None]] = {
             Submit: self.submit,
             FirstByte: self.first_byte,
             Release: self.release,
@@ -137,16 +95,9 @@ class LinkedAdmission:
             Outcome: self.outcome,
             Progress: self.progress,
         }
+        """What takes a message of each kind that gateways say of their requests."""
 
     # What gateways say.
-
-    def take(self, gateway: BookedGateway, message: AnyMessage, now: Micros) -> bool:
-        """Take what a gateway says of its requests. Return False for any other message."""
-        take = self._handlers.get(type(message))
-        if take is None:
-            return False
-        take(gateway, message, now)
-        return True
 
     def submit(self, gateway: BookedGateway, message: Submit, now: Micros) -> None:
         """Take a request that asks for a slot for the first time."""
@@ -158,7 +109,11 @@ class LinkedAdmission:
             return
         request = self._book(gateway, message.request, message.attempt, message.terms, now)
         load = self._load_probe(request.ticket.pool, now) if self.core.reads_load else EMPTY_LOAD
-        self.apply(self.core.submit(request.ticket, now, load), now)
+        decisions = self.core.submit(request.ticket, now, load)
+        if request.ticket.state is _ADMITTED and len(decisions) == 1:  # Nearly always.
+            self._grant(request, now)
+        else:
+            self.apply(decisions, now)
 
     def first_byte(self, gateway: BookedGateway, message: FirstByte | Declined, now: Micros) -> None:
         """Note that a response has begun."""
@@ -279,7 +234,8 @@ class LinkedAdmission:
         self._leave(request, end, now)
         self._programs.on_slot_freed(request, now)
         self._books.remove(request)
-        self.apply(self.core.release(request.ticket.id, end, now, tokens), now)
+        if decisions := self.core.release(request.ticket.id, end, now, tokens):
+            self.apply(decisions, now)
 
     def outcome(self, gateway: BookedGateway, message: Outcome, now: Micros) -> None:
         """Note what an attempt says of its backend."""
@@ -327,7 +283,8 @@ class LinkedAdmission:
         if request.gateway.connection is None:
             self.end(request, ReleaseReason.CLIENT_GONE, now)
             return
-        self._leave(request, ReleaseReason.FAILED, now)
+        if request.backend >= 0:
+            self._leave(request, ReleaseReason.FAILED, now)
         self._grant_at(request, self._placer.place(request, now), now)
 
     def _grant_at(self, request: BookedRequest, place: LinkPlace | NoPlace, now: Micros) -> None:
@@ -336,8 +293,8 @@ class LinkedAdmission:
             self.end(request, ReleaseReason.FAILED, now)
             return
         request.backend, rank = place
-        named, limits = (request.number, request.attempt), self.core.limits.status(request.ticket.id)
-        self._say(request.gateway, Grant(*named, self.epoch, request.backend, rank, limits))
+        limits = self.core.limits.status(request.ticket.id) if self.core.limits.is_on else None
+        self._say(request.gateway, Grant(request.number, request.attempt, self.epoch, request.backend, rank, limits))
 
     def _leave(self, request: BookedRequest, end: ReleaseReason, now: Micros) -> None:
         """Note that a request is at its backend no more, if it is at one."""
@@ -390,7 +347,7 @@ class LinkedAdmission:
             sequences=terms.sequences,
             client_id=terms.client_id,
             model=terms.model,
-            priority_class=PriorityClass(terms.priority_class),
+            priority_class=_CLASSES[terms.priority_class],
             tenant=terms.tenant,
             stream=terms.stream,
             priority=terms.priority,

@@ -16,7 +16,7 @@ stopped grants nothing when it wakes up.
 lost, or it has been silent for a lease, its waiting requests leave, and its slots are `unaccounted`.
 
 A connection that has not said hello in time is cut, as is one that says what is out of place. The driver accepts connections
-(`accept`), gives what comes (`feed`, `lost`), writes what is to be said (`take_bytes`), and closes what is cut (`take_cuts`).
+(`accept`), gives what comes (`feed`, `lost`), writes what is to be said (`take_bytes`), and closes what is cut (`connections`).
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from maitred.core.errors import InvariantError
 from maitred.core.units import SECOND, Micros
 from maitred.scheduler.link.authentication import Side
 from maitred.scheduler.link.channel import Channel, ChannelLimits, ChannelState
-from maitred.scheduler.link.connections import Cut, GatewayConnection
+from maitred.scheduler.link.connections import Connections, GatewayConnection
 from maitred.scheduler.link.door import Door, waiting_gateway
-from maitred.scheduler.link.gateway_books import BookedGateway, ConnectionId, GatewayBooks, GatewayId
+from maitred.scheduler.link.gateway_books import ConnectionId, GatewayBooks, GatewayId
 from maitred.scheduler.link.learning import Learning
-from maitred.scheduler.link.linked_admission import LinkedAdmission, Placer
+from maitred.scheduler.link.linked_admission import LinkedAdmission
 from maitred.scheduler.link.linked_programs import LinkedPrograms, MemoryHost
 from maitred.scheduler.link.messages import AnyMessage, Beat, BeatAnswer, Hello, Mark, Marked, Note, Standing, Welcome
 from maitred.scheduler.link.model_slots import ModelSlots
+from maitred.scheduler.link.placer import Placer
 from maitred.scheduler.link.slot_settling import SlotSettling
 from maitred.scheduler.link.unaccounted import Unaccounted
 
 GATEWAY_LEASE: Final[Micros] = 3 * SECOND
 RECLAIM_AFTER: Final[Micros] = 60 * SECOND
 NOT_LEADING: Final = "this scheduler does not lead"
-_HELLO_TIMEOUT: Final[Micros] = 3 * SECOND
 
 
 class SchedulerMode(IntEnum):
@@ -85,6 +85,9 @@ class SchedulerEnd:
         """Called with each gateway that has been welcomed."""
         self.on_note: Callable[[GatewayId, Note], object] | None = None
         """Called with the notes of gateways."""
+        self.connections = Connections()
+        """All connections: the driver writes what is to be said on them, and closes what is cut."""
+        self._links, self._say = self.connections.links, self.connections.say
         if memories is not None:
             memories.say = self._say
         self.programs = LinkedPrograms(memories)
@@ -95,8 +98,8 @@ class SchedulerEnd:
         """The highest epoch that a gateway has told of, or under which this scheduler has led."""
         self.door = Door()
         """Which gateways are welcomed."""
-        self._links: dict[ConnectionId, GatewayConnection] = {}
-        self._cuts: list[Cut] = []
+        self._quiet_until: Micros = 0
+        """Before this instant, µs, nothing but admission has anything due, whatever requests do: asked with each frame."""
         self._begin_books(0)
 
     def _begin_books(self, now: Micros) -> None:
@@ -164,6 +167,7 @@ class SchedulerEnd:
     def step_down(self, reason: str) -> None:
         """Lead no more. Gateways are told, and look for another scheduler."""
         self.epoch = self.settling.learning = None
+        self._quiet_until = 0
         for connection in [*self._links]:
             self._cut(connection, reason)
 
@@ -220,6 +224,7 @@ class SchedulerEnd:
     def accept(self, connection: ConnectionId, nonce: bytes, now: Micros) -> None:
         """Take a connection. Raises ValueError for a nonce of a wrong length."""
         self._links[connection] = GatewayConnection(Channel(Side.SCHEDULER, self._secret, nonce, self._limits), now)
+        self._quiet_until = 0
 
     def lost(self, connection: ConnectionId, now: Micros) -> None:
         """Note that a connection is gone."""
@@ -233,6 +238,8 @@ class SchedulerEnd:
         self.advance(now)
         if (link := self._links.get(connection)) is None:
             return
+        if link.gateway is None:  # A handshake is answered by the channel itself.
+            self.connections.note_speaking(connection)
         self._take_all(connection, link, link.channel.feed(data), now)
         self._cut_if_closed(connection, link, now)
 
@@ -245,16 +252,6 @@ class SchedulerEnd:
         data = link.channel.take_bytes()
         self._cut_if_closed(connection, link, now)
         return data
-
-    def note_written(self, connection: ConnectionId, num_bytes: int) -> None:
-        """Note that bytes have left the process."""
-        if connection in self._links:
-            self._links[connection].channel.note_written(num_bytes)
-
-    def take_cuts(self) -> list[Cut]:
-        """Return the connections that are to be closed. They are forgotten here."""
-        cuts, self._cuts = self._cuts, []
-        return cuts
 
     # Engines, and time.
 
@@ -272,9 +269,15 @@ class SchedulerEnd:
 
     def advance(self, now: Micros) -> None:
         """Do what is due by `now`."""
-        for connection, link in [*self._links.items()]:
-            if link.gateway is None and now >= link.accepted_at + _HELLO_TIMEOUT:
-                self._cut(connection, "no hello came in time", now)
+        if now >= self._quiet_until:
+            self._quiet_until = 0
+            self._advance_all(now)
+        elif due := self.requests.core.advance(now):
+            self.requests.apply(due, now)
+
+    def _advance_all(self, now: Micros) -> None:
+        for connection in self.connections.late(now):
+            self._cut(connection, "no hello came in time", now)
         if not self.is_leading(now):
             self._retire(now)
             return
@@ -284,11 +287,14 @@ class SchedulerEnd:
         self.settling.free_overdue(now)
         self.settling.review(now)
         self.requests.apply(self.requests.core.advance(now), now)
+        if self.epoch is not None and self.settling.is_settled and self.connections.next_late_at() is None:
+            self._quiet_until = min(self._leads_until, self.books.next_silence_at() or self._leads_until)
 
     def next_deadline(self) -> Micros | None:
         """Return when to call `advance` next, or None while time changes nothing."""
-        accepted = (link.accepted_at for link in self._links.values() if link.gateway is None)
-        times: list[Micros | None] = [instant + _HELLO_TIMEOUT for instant in accepted]
+        if self._quiet_until:
+            return min(self._quiet_until, self.requests.core.next_deadline() or self._quiet_until)
+        times = [self.connections.next_late_at()]
         if self.epoch is not None:
             times += [self._leads_until, self.books.next_silence_at(), self.unaccounted.next_overdue_at()]
             times += [self.requests.core.next_deadline()]
@@ -315,7 +321,12 @@ class SchedulerEnd:
     def _take_all(self, connection: ConnectionId, link: GatewayConnection, said: Iterable[AnyMessage], now: Micros) -> None:
         for message in said:
             try:
-                if connection in self._links:
+                if connection not in self._links:
+                    return
+                handle = self.requests.handlers.get(type(message))  # That of the most by far.
+                if handle is not None and link.gateway is not None:
+                    handle(link.gateway, message, now)
+                else:
                     self._take(connection, link, message, now)
             except (ValueError, msgspec.MsgspecError) as error:
                 self._cut(connection, f"{type(message).__name__} makes no sense: {error}", now, is_lasting=True)
@@ -327,8 +338,6 @@ class SchedulerEnd:
         elif gateway is None:
             if hello := link.take_hello(message):
                 self._on_hello(connection, link, hello, now)
-        elif self.requests.take(gateway, message, now) or self.programs.take(gateway, message, now):
-            pass  # The most by far.
         elif isinstance(message, Beat):
             gateway.heard_at = now
             self._say(gateway, BeatAnswer(message.number, self.requests.epoch))
@@ -337,7 +346,7 @@ class SchedulerEnd:
             self.settling.free(self.unaccounted.review(), now)
         elif isinstance(message, Note) and self.on_note is not None:
             self.on_note(gateway.id, message)
-        else:
+        elif not self.programs.take(gateway, message, now):
             self._cut(connection, f"{type(message).__name__} is out of place", now)
 
     def _on_hello(self, connection: ConnectionId, link: GatewayConnection, hello: Hello, now: Micros) -> None:
@@ -383,22 +392,16 @@ class SchedulerEnd:
         """Let go of the gateway of a connection that is no more."""
         gateway = link.gateway
         if gateway is not None and gateway.connection == connection and self.epoch is not None:
-            gateway.connection = None
+            gateway.connection, self._quiet_until = None, 0
             self.requests.abandon(gateway, now)
             self.programs.abandon(gateway, now)
             self.books.forget_if_gone(gateway)
 
     def _cut(self, connection: ConnectionId, reason: str, now: Micros | None = None, *, is_lasting: bool = False) -> None:
-        link = self._links.pop(connection)
-        link.channel.close(reason, is_lasting=is_lasting)
-        self._cuts.append(Cut(connection, reason, link.channel.take_bytes(), link.channel.is_lasting, link.gateway is not None))
+        link = self.connections.cut(connection, reason, is_lasting=is_lasting)
         if now is not None:
             self._part(link, connection, now)
 
     def _cut_if_closed(self, connection: ConnectionId, link: GatewayConnection, now: Micros) -> None:
         if link.channel.state is ChannelState.CLOSED and connection in self._links:
             self._cut(connection, link.channel.fault or "closed", now)
-
-    def _say(self, gateway: BookedGateway, message: AnyMessage) -> None:
-        if gateway.connection in self._links:
-            self._links[gateway.connection].channel.say(message)

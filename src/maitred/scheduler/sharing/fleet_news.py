@@ -22,7 +22,7 @@ class FleetNews:
         """`flush_soon` has `tell` called, and written what was said."""
         self._fleet, self._flush_soon = fleet, flush_soon
         self._is_due = True
-        """Whether gateways may have to be told of the backends."""
+        """Whether something may have changed."""
         self._last, self._last_shares = Fleet([]), Shares()
 
     def on_backend_polled(self, backend: Backend) -> None:
@@ -33,18 +33,19 @@ class FleetNews:
         """Note nothing: what was in KV memory is the programs' concern, which are told themselves."""
 
     def note(self) -> None:
-        """Note that gateways may have to be told of the backends."""
+        """Note that gateways may have to be told of something."""
         self._is_due = True
         self._flush_soon()
 
     def tell(self, end: SchedulerEnd, now: Micros) -> None:
         """Tell the gateways at `end` what has changed."""
-        if self._is_due:
-            self._is_due = False
-            news = Fleet([_news(backend, now) for backend in self._fleet.seats])
-            if news != self._last:
-                self._last = news
-                end.tell(news)
+        if not self._is_due:
+            return
+        self._is_due = False
+        news = Fleet([_news(backend, now) for backend in self._fleet.seats])
+        if news != self._last:
+            self._last = news
+            end.tell(news)
         shares = Shares(dict(end.settling.slots), len(end.books.connected) or 1)
         if shares != self._last_shares:
             self._last_shares = shares

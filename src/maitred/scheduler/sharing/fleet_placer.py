@@ -26,8 +26,8 @@ from maitred.scheduler.backends.served_models import ServedModel
 from maitred.scheduler.failures import AnsweredError, BackendAbandoned, FailedAttempts, UsageRefused
 from maitred.scheduler.link.failure_kinds import FailureKind, OutcomeKind
 from maitred.scheduler.link.gateway_books import BookedRequest
-from maitred.scheduler.link.linked_admission import GoOn, LinkPlace, NoPlace, Placer
 from maitred.scheduler.link.messages import Failed, Outcome
+from maitred.scheduler.link.placer import GoOn, LinkPlace, NoPlace, Placer
 from maitred.scheduler.placements import GrantedPlacement, MemoryLost, Place, RoutedPlacement
 from maitred.scheduler.sharing.hosted_attempts import HostedAttempt, HostedRequest
 from maitred.wire.clock import Clock

@@ -99,7 +99,7 @@ class SchedulerHost:
         self._orphans = OrphanWatch(self.end, fleet, watch, self._clock, self.flush_soon)
         self.leadership = Leadership(self.end, admission.only_pools, self._clock, self._on_term, self.flush_soon)
         """Whether this scheduler leads."""
-        admission.join(self.end, self.flush_soon)
+        admission.join(self.end, self.flush_soon, self.news.note)
 
     async def start(self, path: str) -> None:
         """Listen on a Unix socket. Raises OSError if that is not possible."""
@@ -142,7 +142,7 @@ class SchedulerHost:
     def feed(self, number: ConnectionId, data: bytes) -> None:
         """Take bytes of a connection."""
         self.end.feed(number, data, self._clock.now())
-        self.flush_soon()
+        self._flush()  # What the other connections say in this turn is answered in frames of their own, most of it.
 
     def lost(self, number: ConnectionId) -> None:
         """Note that a connection is gone."""
@@ -195,16 +195,16 @@ class SchedulerHost:
         now = self._clock.now()
         self.leadership.note_mode(now)
         self.news.tell(self.end, now)
-        for number, connection in [*self._connections.items()]:
-            connection.writer.write(
-                lambda number=number: self.end.take_bytes(number, now),  # type: ignore[misc]
-                lambda num_bytes, number=number: self.end.note_written(number, num_bytes),  # type: ignore[misc]
-            )
+        for number in self.end.connections.take_speaking():
+            if (connection := self._connections.get(number)) is not None:
+                if left := connection.writer.take_left():
+                    self.end.connections.note_written(number, left)
+                connection.writer.write(self.end.take_bytes(number, now))
         self._close_cut()
         self._timer.set_to(self.end.next_deadline())
 
     def _close_cut(self) -> None:
-        cuts = self.end.take_cuts()
+        cuts = self.end.connections.take_cuts()
         if cuts:  # What a gateway leaves that was cut just now may have been granted to others.
             self.flush_soon()
         for cut in cuts:
@@ -226,6 +226,7 @@ class SchedulerHost:
 
     def _on_lost(self) -> None:
         self._orphans.look()
+        self.news.note()
         if self.on_lost is not None:
             self.on_lost()
 
@@ -234,6 +235,7 @@ class SchedulerHost:
             self.on_note(gateway, note)
 
     def _on_welcome(self, gateway: GatewayId) -> None:
+        self.news.note()
         self.news.tell(self.end, self._clock.now())
         self.news.tell_all(self.end, gateway)
         if self.on_welcome is not None:

@@ -34,12 +34,14 @@ class HostedAdmission(RealTimeAdmission):
         self._end: SchedulerEnd | None = None
         """None until the scheduler is put together."""
         self._flush_soon: Callable[[], object] = _ignore
+        self._note_slots: Callable[[], object] = _ignore
         self.on_rules: Callable[[], object] = _ignore
         """Called when other rules are in force."""
 
-    def join(self, end: SchedulerEnd, flush_soon: Callable[[], object]) -> None:
-        """Decide for the requests at the scheduler's end of the link. `flush_soon` has written what was said."""
-        self._end, self._flush_soon = end, flush_soon
+    def join(self, end: SchedulerEnd, flush_soon: Callable[[], object], note_slots: Callable[[], object]) -> None:
+        """Decide for the requests at the scheduler's end of the link. `flush_soon` has written what was said, and `note_slots`
+        as well, and gateways told how many slots there are."""
+        self._end, self._flush_soon, self._note_slots = end, flush_soon, note_slots
 
     @property
     def leases(self) -> Collection[Any]:
@@ -53,13 +55,13 @@ class HostedAdmission(RealTimeAdmission):
         if self._end is not None:
             self._end.set_backends(self.only_pools())
             self._end.set_slots(pool, capacity, self.clock.now(), lead)
-            self._flush_soon()
+            self._note_slots()
 
     def forget_pool(self, pool: str) -> bool:
         if self._end is None or not self.core.is_unused(pool):
             return False
         self._end.forget_model(pool, self.clock.now())
-        self._flush_soon()
+        self._note_slots()
         return True
 
     def reconfigure(self, config: AdmissionConfig) -> None:

@@ -7,7 +7,7 @@ from typing import Final
 
 from maitred.core.units import Micros
 from maitred.scheduler.link.gateway_books import GatewayId
-from maitred.scheduler.link.scheduler_end import SchedulerEnd
+from maitred.scheduler.link.scheduler_end import SchedulerEnd, SchedulerMode
 from maitred.scheduler.sharing.elections.election import Candidate, Election
 from maitred.scheduler.sharing.elections.elector import Elected, Elector
 from maitred.scheduler.sharing.mode_times import ModeTimes
@@ -34,6 +34,7 @@ class Leadership(Elected):
         self._on_term, self._flush_soon = on_term, flush_soon
         self.elector: Elector | None = None
         """What takes part in the election, or None: this scheduler leads as long as it is there."""
+        self._mode = SchedulerMode.STANDBY
         self.modes = ModeTimes("standby", clock.now())
         """The time in each mode."""
 
@@ -59,7 +60,11 @@ class Leadership(Elected):
 
     def note_mode(self, now: Micros) -> None:
         """Count the time in the mode that it is in from now on."""
-        self.modes.enter(self.mode, now)
+        self._end.is_leading(now)
+        mode = self._end.mode
+        if mode is not self._mode:
+            self._mode = mode
+            self.modes.enter(mode.name.lower(), now)
 
     def lead_alone(self) -> None:
         """Lead for as long as this process is there, which is the first that does."""

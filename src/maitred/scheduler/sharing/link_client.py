@@ -172,13 +172,15 @@ class LinkClient:
         self._writer = LinkWriter()
         self._writer.transport = transport
         self.end.connect(self._random.randbytes(32), self._clock.now())
+        self._timer.set_to(self.end.next_deadline())
         self._flush_soon()
 
     def feed(self, transport: asyncio.WriteTransport | None, data: bytes) -> None:
         """Take bytes of a connection."""
         if transport is self._writer.transport:
             self._take(self.end.feed(data, self._clock.now()))
-            self._flush()  # Most often nothing is to be said, and a turn of the loop would be in vain.
+            self._write()  # Most often nothing is to be said, and a turn of the loop would be in vain.
+            self._timer.set_to(self.end.next_deadline())
 
     def lost(self, transport: asyncio.WriteTransport | None) -> None:
         """Note that a connection is gone."""
@@ -230,18 +232,18 @@ class LinkClient:
             self._is_flush_due = True
             # Kept, because in CPython 3.11 `get_running_loop` is a system call.
             self._loop = self._loop or asyncio.get_running_loop()
-            self._loop.call_soon(self._flush)
-
-    def _flush(self) -> None:
-        self._is_flush_due = False
-        self._write()
-        self._timer.set_to(self.end.next_deadline())
+            self._loop.call_soon(self._write)
 
     def _write(self) -> None:
-        self._writer.write(self.end.take_bytes, self.end.note_written)
+        self._is_flush_due = False
+        if self._writer.transport is not None:
+            if left := self._writer.take_left():
+                self.end.note_written(left)
+            self._writer.write(self.end.take_bytes())
 
     def _on_due(self) -> None:
         self._take(self.end.advance(self._clock.now()))
+        self._timer.set_to(self.end.next_deadline())
         self._flush_soon()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Final
 
 _LAST_WORD_SECS: Final = 1.0
@@ -18,19 +17,18 @@ class LinkWriter:
         self._kept = 0
         """Bytes that were written, and are not known to have left."""
 
-    def write(self, take_bytes: Callable[[], bytes], note_written: Callable[[int], object]) -> None:
-        """Write what `take_bytes` returns, after `note_written` was told what has left since."""
-        transport = self.transport
-        if transport is None:
-            return
-        waiting = transport.get_write_buffer_size()
-        if waiting < self._kept:
-            note_written(self._kept - waiting)
-            self._kept = waiting
-        data = take_bytes()
-        if data:
+    def take_left(self) -> int:
+        """Return how many bytes have left since this was called last."""
+        if not self._kept or self.transport is None:
+            return 0
+        kept, self._kept = self._kept, self.transport.get_write_buffer_size()
+        return kept - self._kept
+
+    def write(self, data: bytes) -> None:
+        """Write, if there is a connection."""
+        if data and self.transport is not None:
             self._kept += len(data)
-            transport.write(data)
+            self.transport.write(data)
 
 
 def close_link(transport: asyncio.WriteTransport | None, last_bytes: bytes) -> None:

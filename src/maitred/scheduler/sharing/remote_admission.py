@@ -101,8 +101,7 @@ class RemoteAdmission(RealTimeAdmission):
         self._last_number += 1
         lease = RemoteLease(request, task, self._last_number)
         lease.wait_anew()
-        self._by_number[lease.number] = self._by_id[request.id] = lease
-        self._leases[request.id] = lease
+        self._leases[request.id] = self._by_id[request.id] = self._by_number[lease.number] = lease
         memory = 0 if self._memory_number is None else self._memory_number(request.id)
         self._end.submit(lease.number, request, cost, memory)
         return lease
