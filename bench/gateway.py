@@ -248,11 +248,11 @@ def can_serve(scenario: Scenario, proxy: OtherProxy) -> bool:
     return True
 
 
-def wait_until_ready(proxy: OtherProxy) -> None:
-    """Wait until a proxy answers requests."""
+def wait_until_ready(proxy: OtherProxy, patience: int = 1) -> None:
+    """Wait until a proxy answers requests; so many times as long as it takes at most."""
     scenario = next(iter(SCENARIOS.values()))
     url = f"http://127.0.0.1:{proxy.port}/v1/chat/completions"
-    for _ in range(400):
+    for _ in range(400 * patience):
         request = urllib.request.Request(url, scenario.request.partition(b"\r\n\r\n")[2], {"content-type": "application/json"})
         with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=5) as answer:
             if answer.status == 200:

@@ -12,8 +12,9 @@
     gateway_memories.py what the requests of agent programs have asked for there
     events.py           what that end tells its driver
     scheduler_end.py    the end of the scheduler that leads: grants by `Admission`, and what its gateways hold
-    connections.py      one connection there
+    connections.py      the connections there
     linked_admission.py admission for the requests of all gateways
+    placer.py           what says where they go
     linked_programs.py  the memories of the requests of agent programs
     gateway_books.py    what the scheduler knows of each gateway
     unaccounted.py      slots whose gateway is gone, until the engines show them gone
