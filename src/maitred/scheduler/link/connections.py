@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
+from maitred.core.errors import InvariantError
 from maitred.core.units import SECOND, Micros
 from maitred.scheduler.link.channel import Channel
 from maitred.scheduler.link.gateway_books import BookedGateway, ConnectionId
@@ -104,6 +105,12 @@ class Connections:
         """Return the connections that are to be closed, since this was called last."""
         cuts, self._cuts = self._cuts, []
         return cuts
+
+    def check(self, gateways: Collection[BookedGateway]) -> None:
+        """Raise InvariantError if these gateways are not the ones at the connections, each at its own. For tests; O(n)."""
+        at = {number: link.gateway for number, link in self.links.items() if link.gateway is not None}
+        if at != {gateway.connection: gateway for gateway in gateways}:
+            raise InvariantError(f"at connections are {[one.id for one in at.values()]}, not {[one.id for one in gateways]}")
 
 
 def _hello_due_at(link: GatewayConnection) -> Micros:

@@ -270,7 +270,6 @@ class SchedulerEnd:
     def advance(self, now: Micros) -> None:
         """Do what is due by `now`."""
         if now >= self._quiet_until:
-            self._quiet_until = 0
             self._advance_all(now)
         elif due := self.requests.core.advance(now):
             self.requests.apply(due, now)
@@ -281,14 +280,13 @@ class SchedulerEnd:
         if not self.is_leading(now):
             self._retire(now)
             return
-        for silent in [gateway.connection for gateway in self.books.silent(now)]:
-            if silent is not None:
-                self._cut(silent, "no beat came for a lease", now)
+        for silent in [gateway.connection for gateway in self.books.silent(now) if gateway.connection is not None]:
+            self._cut(silent, "no beat came for a lease", now)
         self.settling.free_overdue(now)
         self.settling.review(now)
         self.requests.apply(self.requests.core.advance(now), now)
-        if self.epoch is not None and self.settling.is_settled and self.connections.next_late_at() is None:
-            self._quiet_until = min(self._leads_until, self.books.next_silence_at() or self._leads_until)
+        is_quiet = self.epoch is not None and self.settling.is_settled and self.connections.next_late_at() is None
+        self._quiet_until = min(self._leads_until, self.books.next_silence_at() or self._leads_until) if is_quiet else 0
 
     def next_deadline(self) -> Micros | None:
         """Return when to call `advance` next, or None while time changes nothing."""
@@ -297,20 +295,15 @@ class SchedulerEnd:
         times = [self.connections.next_late_at()]
         if self.epoch is not None:
             times += [self._leads_until, self.books.next_silence_at(), self.unaccounted.next_overdue_at()]
-            times += [self.requests.core.next_deadline()]
-            times += [] if self.learning is None else [self.learning.next_deadline()]
+            times += [self.requests.core.next_deadline(), None if self.learning is None else self.learning.next_deadline()]
         return min((due for due in times if due is not None), default=None)
 
     def check(self) -> None:
         """Raise InvariantError if the books contradict each other, or admission. For tests; O(n)."""
         self.requests.core.check()
+        self.connections.check([] if self.epoch is None else self.books.connected)
         if self.epoch is None:
-            if any(link.gateway for link in self._links.values()):
-                raise InvariantError("a scheduler that stands by has gateways")
             return
-        for gateway in self.books.gateways.values():
-            if gateway.connection is not None and self._links[gateway.connection].gateway is not gateway:
-                raise InvariantError(f"{gateway.id} is not at its connection")
         self.books.check()
         views = [self.requests.core.view(pool) for pool in self.requests.core.pool_names]
         if len(self.books.by_ticket) != sum(view.in_flight + view.waiting for view in views):
