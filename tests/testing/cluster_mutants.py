@@ -279,7 +279,6 @@ FOUND_BY: Final[dict[str, tuple[int, ...]]] = {
     "requests have no age": (10, 1),
     "an epoch begins anew with the store": (3120,),
     "a grant is used after the lease": (3097,),
-    "ages begin at the door": (329,),
     "streams end with their link": (29, 10),
     "strangers are not counted": (80,),
 }
