@@ -69,14 +69,13 @@ _NO_HEAD: Final[SeenHead] = (b"", None, 0)
 class ClientFraming(MessageFraming):
     """The framing of one connection to a server."""
 
-    _bodiless = False
-    _until_close = False
-    _is_at_start = False
+    __slots__ = ("_begin", "_bodiless", "_has_interim", "_is_at_start", "_is_over", "_known_heads", "_until_close")
 
     def __init__(self, max_head: int, known_heads: KnownHeads[ResponseHead] | None = None) -> None:
         """`known_heads` are those of all connections of a client."""
         super().__init__(max_head)
         self._known_heads = known_heads or KnownHeads[ResponseHead]()
+        self._bodiless = self._until_close = self._is_at_start = False
 
     def _make_parser(self) -> Any:
         return httptools.HttpResponseParser(self)

@@ -137,20 +137,12 @@ ClientAddress: TypeAlias = tuple[str, int] | None
 class Exchange:
     """One request and its response. Its connection calls `on_body`, `on_body_end` and `on_disconnect`."""
 
-    # What is seldom read before it is set stands in the class: to read it there is dear.
-    response_ended = False
-    status = 0
-    """The status of the response, or 0 before it."""
-    task: asyncio.Task[None] | None = None
-    """The task of its handler."""
-    refusal: ApiError | None = None
-    """What the connection has answered in place of the handler, because the rest of the request came too slowly, or was not
-    HTTP; None: nothing."""
-    unread_bytes = 0
-    _body_is_whole = False
-    _body_is_aborted = False
-    _waiter: asyncio.Future[None] | None = None
-    _on_disconnect: Callable[[], object] | None = None
+    # Slots: what is set for the first time after thirty others were begun would cost each of them a dictionary of its own.
+    __slots__ = (
+        *("_body_is_aborted", "_body_is_whole", "_connection", "_expects_continue", "_head", "_on_disconnect", "_waiter"),
+        *("added_headers", "client", "cors_headers", "headers", "is_disconnected", "memo", "method", "path", "query", "refusal"),
+        *("response_ended", "response_started", "status", "target", "task", "unread", "unread_bytes"),
+    )
 
     def __init__(self, head: RequestHead, connection: ExchangeConnection, client: ClientAddress = None) -> None:
         self.method = head.method
@@ -162,18 +154,28 @@ class Exchange:
         self.query = head.query
         self.memo = head.memo
         self.client = client
+        self.task: asyncio.Task[None] | None = None
+        """The task of its handler."""
         self.unread: list[bytes] = []
         """Pieces of the body that have arrived and were not read."""
-        self._head = head
-        self._connection = connection
-        self._expects_continue = head.expects_continue
-        self.is_disconnected = False
-        """Whether the client has left before the end of the response."""
-        self.response_started = False
+        self.unread_bytes = 0
+        self.status = 0
+        """The status of the response, or 0 before it."""
+        self.is_disconnected = self.response_started = self.response_ended = False
+        """Whether the client has left before the end of the response; how far that is."""
+        self.refusal: ApiError | None = None
+        """What the connection has answered in place of the handler, because the rest of the request came too slowly, or was not
+        HTTP; None: nothing."""
         self.cors_headers: Headers | None = None
         """What the answer says to a browser in place of its own Access-Control headers, or None to leave it as it is."""
         self.added_headers: Headers | None = None
         """Further headers of the answer, also of one with which the connection refuses the rest of the request; None: none."""
+        self._head = head
+        self._connection = connection
+        self._expects_continue = head.expects_continue
+        self._body_is_whole = self._body_is_aborted = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._on_disconnect: Callable[[], object] | None = None
 
     def get_header(self, name: bytes) -> bytes | None:
         """Return the first value of the header `name` (lower case), or None."""

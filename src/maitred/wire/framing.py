@@ -64,35 +64,12 @@ _SEND_BODY: Final = State.SEND_BODY
 class MessageFraming:
     """What both ends share: states, the parser and its limits, pieces of bodies. The parser calls the `on_` methods."""
 
-    # What is seldom read before it is set stands in the class: to read it there is dear.
-    keep_alive = True
-    """Whether the connection may be used again after this exchange."""
-    _parser: Any = None
-    """Made for the first bytes that it must see: those of a known head are none (`known_heads`)."""
-    _may_parse = True
-    """Whether more may be parsed: nothing may after a fault, or the end of the connection."""
-    _num_ends = 0
-    """Messages that end in the inbox."""
-    _has_body_out = True
-    """Whether the own message may have a body; if not, its data is dropped."""
-    _is_chunked_out = False
-    _bytes_left_out: int | None = None
-    """Bytes of the own body that are still to be sent; None if its length was not declared."""
-    # Of the message that the peer sends; `_begin_message` sets it back.
-    _headers: Headers
-    _head_bytes = 0
-    """Bytes of the head, or of its trailers once the head is complete."""
-    body_bytes = 0
-    """Bytes of the body under way that the peer has sent."""
-    _quiet_bytes = 0
-    """Bytes since the last header or piece of a body."""
-    _framing_bytes = 0
-    """Bytes that are no data, less what the data allows."""
-    _in_body = False
-    """Whether the head is complete, and the message is not."""
-    _length: int | None = None
-    """The declared length of the body, or None."""
-    _is_chunked = False
+    # Slots, because more than thirty attributes would be a dictionary for each connection.
+    __slots__ = (
+        *("_bytes_left_out", "_framing_bytes", "_has_body_out", "_head_bytes", "_headers", "_in_body", "_inbox", "_is_chunked"),
+        *("_is_chunked_out", "_length", "_max_head", "_may_parse", "_num_ends", "_parser", "_pending", "_quiet_bytes"),
+        *("body_bytes", "keep_alive", "own", "peer", "pending_bytes"),
+    )
 
     def __init__(self, max_head: int) -> None:
         """`max_head` is the largest head, in bytes."""
@@ -100,12 +77,40 @@ class MessageFraming:
         """This end."""
         self.peer = _IDLE
         """The other end."""
+        self.keep_alive = True
+        """Whether the connection may be used again after this exchange."""
         self._max_head = max_head
+        self._parser: Any = None
+        """Made for the first bytes that it must see: those of a known head are none (`known_heads`)."""
+        self._may_parse = True
+        """Whether more may be parsed: nothing may after a fault, or the end of the connection."""
         self._inbox: list[Event] = []
         """Events that were parsed and not returned yet."""
+        self._num_ends = 0
+        """Messages that end in the inbox."""
         self._pending: deque[bytes] = deque()
         self.pending_bytes = 0
         """Bytes that were received and wait, unparsed, for the end of the exchange before them."""
+        self._has_body_out = True
+        """Whether the own message may have a body; if not, its data is dropped."""
+        self._is_chunked_out = False
+        self._bytes_left_out: int | None = None
+        """Bytes of the own body that are still to be sent; None if its length was not declared."""
+        # Of the message that the peer sends; `_begin_message` sets it back.
+        self._headers: Headers = []
+        self._head_bytes = 0
+        """Bytes of the head, or of its trailers once the head is complete."""
+        self.body_bytes = 0
+        """Bytes of the body under way that the peer has sent."""
+        self._quiet_bytes = 0
+        """Bytes since the last header or piece of a body."""
+        self._framing_bytes = 0
+        """Bytes that are no data, less what the data allows."""
+        self._in_body = False
+        """Whether the head is complete, and the message is not."""
+        self._length: int | None = None
+        """The declared length of the body, or None."""
+        self._is_chunked = False
 
     def _make_parser(self) -> Any:
         raise NotImplementedError

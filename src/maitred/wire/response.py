@@ -43,33 +43,33 @@ class ResponseSource(Protocol):
 class UpstreamResponse:
     """The response to one request. Its source calls the `on_` methods; its owner must read it to the end or `close` it."""
 
-    # What is seldom read before it is set stands in the class: to read it there is dear.
-    status = 0
-    memo: HeadMemo | None = None
-    """That of the head, if the response came whole under a head that is kept."""
-    _waiter: asyncio.Future[None] | None = None
-    _write: PieceWriter | None = None
-    _pending_write: asyncio.Future[None] | None = None
-    _buffered = 0
-    """Bytes in the buffer."""
-    _body_received = False
-    """Whether the whole body has arrived."""
-    _body_written = False
-    """Whether the whole body was written through."""
-    _has_failed = False
-    """Whether the rest will not arrive."""
-    _error: BaseException | None = None
-    """Why the rest will not arrive; None once that was raised."""
+    # Slots, as in `Exchange`.
+    __slots__ = (
+        *("_body_received", "_body_written", "_buffer", "_buffered", "_error", "_has_failed", "_head", "_high_water"),
+        *("_is_reading_paused", "_loop", "_pending_write", "_source", "_waiter", "_write", "headers", "memo", "status"),
+    )
 
     def __init__(self, source: ResponseSource, high_water: int, loop: asyncio.AbstractEventLoop) -> None:
+        self.status = 0
         self.headers: Headers = []
+        self.memo: HeadMemo | None = None
+        """That of the head, if the response came whole under a head that is kept."""
         self._source: ResponseSource | None = source
         self._high_water = high_water
         self._loop = loop
         self._head: asyncio.Future[None] = loop.create_future()
         """Done when the head has come, or an error instead of it."""
         self._buffer: list[bytes] = []
+        self._buffered = 0
+        """Bytes in the buffer."""
         self._is_reading_paused = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._write: PieceWriter | None = None
+        self._pending_write: asyncio.Future[None] | None = None
+        self._body_received = self._body_written = self._has_failed = False
+        """Whether the whole body has arrived; whether it was written through; whether the rest will not arrive."""
+        self._error: BaseException | None = None
+        """Why the rest will not arrive; None once that was raised."""
 
     @property
     def is_complete(self) -> bool:

@@ -65,31 +65,34 @@ def _is_host(value: bytes) -> bool:
 class ServerFraming(MessageFraming):
     """The framing of one connection from a client."""
 
-    drops_further = False
-    """Whether what follows the exchange under way is dropped."""
-    _is_http_11 = True
-    _is_head_request = False
-    _skips_parser = False
-    """Whether the parser is not given the body under way."""
-    _slice = b""
-    """What the parser was given last; of a head that came in several slices, all of them."""
-    _is_at_start = True
-    """Whether the next head is the first thing in there."""
-    # Of the head under way.
-    _target = b""
-    _hosts: tuple[bytes, ...] = ()
-    _codings: tuple[bytes, ...] = ()
-    _expects_continue = False
-    _upgrade_was_offered = False
-    _is_restarting = False
-    """Whether the parser is about to stop behind an offer to upgrade."""
+    __slots__ = (
+        *("_codings", "_expects_continue", "_hosts", "_is_at_start", "_is_head_request", "_is_http_11", "_is_restarting"),
+        *("_known_heads", "_skips_parser", "_slice", "_target", "_upgrade_was_offered", "drops_further", "is_in_head"),
+    )
 
     def __init__(self, max_head: int, known_heads: KnownHeads[RequestHead] | None = None) -> None:
         """`known_heads` are those of all connections of a server."""
         super().__init__(max_head)
+        self._known_heads = known_heads or KnownHeads[RequestHead]()
         self.is_in_head = False
         """Whether the first bytes of a head have been parsed, and not the last."""
-        self._known_heads = known_heads or KnownHeads[RequestHead]()
+        self.drops_further = False
+        """Whether what follows the exchange under way is dropped."""
+        self._is_http_11 = True
+        self._is_head_request = False
+        self._skips_parser = False
+        """Whether the parser is not given the body under way."""
+        self._slice = b""
+        """What the parser was given last; of a head that came in several slices, all of them."""
+        self._is_at_start = True
+        """Whether the next head is the first thing in there."""
+        # Of the head under way.
+        self._target = b""
+        self._hosts: tuple[bytes, ...] = ()
+        self._codings: tuple[bytes, ...] = ()
+        self._expects_continue = self._upgrade_was_offered = False
+        self._is_restarting = False
+        """Whether the parser is about to stop behind an offer to upgrade."""
 
     def _make_parser(self) -> Any:
         parser = httptools.HttpRequestParser(self)

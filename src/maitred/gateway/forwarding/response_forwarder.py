@@ -158,7 +158,7 @@ class ResponseForwarder:
         self._note_first_data_sent()
         part = self._client_part()
         if status == _OK and self._is_opaque(part):
-            self._record.is_unreadable = not self._record.is_stored  # What is stored is not asked to be plain.
+            self._record.is_unreadable = not self._record.route.asks_each  # What is stored is not asked to be plain.
         busy = self._writer.start_response(status, self._client_headers(part), self._withheld, more)
         if self.reader is not None and not more:
             self._note_usage(self.reader)

@@ -57,12 +57,7 @@ class RequestObserver:
         """Return the record of a request that was taken in."""
         if self._recorder is not None and route.generates:
             self._recorder.open_row(request)
-        record = RequestRecord(
-            request, self.metrics.series(request.priority_class, request.model), self._clock, generates=route.generates
-        )
-        if route.asks_each:
-            record.is_stored = True
-        record.end_marks = route.end_marks
+        record = RequestRecord(request, route, self.metrics.series(request.priority_class, request.model), self._clock)
         if self.tracer is not None:
             record.trace = self.tracer.begin(exchange)
         return record
@@ -86,7 +81,7 @@ class RequestObserver:
                 self._count_unreadable(record.backend.url)
         if self._access_log is not None:
             self._access_log.write_record(exchange, record)
-        if self._recorder is not None and record.generates:
+        if self._recorder is not None and record.route.generates:
             self._recorder.write_row(record)
         if self.tracer is not None and record.trace is not None:
             self.tracer.end(record.trace, record, exchange)
@@ -122,9 +117,9 @@ def _count_tokens(record: RequestRecord, counts: TokenCounts) -> None:
     """Count the tokens of a request that was sent to a backend: of an answer that broke off, those that came."""
     if record.prompt_tokens is not None:
         counts.reported_prompt += record.prompt_tokens
-    elif record.generates:
+    elif record.route.generates:
         counts.estimated_prompt += record.request.prompt_tokens
     if record.output_tokens is not None:
         counts.reported_output += record.output_tokens
-    elif record.generates and record.status == 200:
+    elif record.route.generates and record.status == 200:
         counts.estimated_output += record.estimated_output()

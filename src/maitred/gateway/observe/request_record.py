@@ -44,6 +44,7 @@ from maitred.gateway.bodies.usage_counts import NO_COUNTS
 from maitred.gateway.observe.request_ids import NOT_QUEUED, QUEUE_HEADER
 from maitred.gateway.observe.request_metrics import RequestSeries
 from maitred.gateway.observe.request_trace import RequestTrace
+from maitred.gateway.routes import Route
 from maitred.kv.block_hashes import BYTES_PER_TOKEN
 from maitred.programs import Usage
 from maitred.wire.answer_errors import AnswerError, error_in_body, error_in_stream
@@ -88,69 +89,60 @@ _ONLY_ROLE: Final = re.compile(
 class RequestRecord:
     """One request. `Proxy` sets what it learns; `RequestObserver` reads it at the end."""
 
-    # What is seldom read before it is set stands in the class: to read it there is dear.
-    backend: Backend | None = None
-    """The last backend that it was sent to."""
-    trace: RequestTrace | None = None
-    """What is noted for its spans, or None if there are no traces."""
-    num_failed = 0
-    """How many of these attempts a backend has failed; after the others it was preempted, or has its answer."""
-    queue_wait: Micros = 0
-    """For how long it has waited for memory of its program and for slots, µs."""
-    queue_header = NOT_QUEUED
-    """What its answer says of that."""
-    num_preemptions = 0
-    """How often it lost its slot to a more urgent request."""
-    sent_at: Micros | None = None
-    first_data_at: Micros | None = None
-    last_data_at: Micros = 0
-    ended_at: Micros = 0
-    status = CLIENT_GONE
-    """The status of the answer that was begun, or `CLIENT_GONE` if none was."""
-    error: AnswerError | None = None
-    """The error that the answer of the backend reports, whatever its status."""
-    is_complete = False
-    """Whether the whole answer was sent, with whatever status."""
-    is_stream = False
-    """Whether the answer is a stream of events."""
-    num_bytes = 0
-    """Of the body of the answer, as the backend sent it."""
-    num_events = 0
-    """Of a stream, with data; up to an error."""
-    on_events: Callable[[int, Micros], object] | None = None
-    """Told of the events of each piece of a stream, and when it came, if that is of interest."""
-    end_marks: tuple[bytes, ...] = ()
-    """A whole stream has one of these in its last events (`Route.end_marks`)."""
-    _last_piece = b""
-    _last_pieces = b""
-    _open_event = b""
-    """The beginning of an event that may turn out to be an error."""
-    _usual = _UNUSUAL
-    """How the last piece began that was whole events without an error."""
+    # Slots: what is set for the first time after thirty others were begun would cost each of them a dictionary of its own.
+    __slots__ = (
+        *("_first_piece", "_last_piece", "_last_pieces", "_open_event", "_usual", "backend", "clock", "ended_at", "error"),
+        *("error_code", "first_data_at", "is_complete", "is_stream", "is_unreadable", "last_data_at", "num_attempts"),
+        *("num_bytes", "num_events", "num_failed", "num_preemptions", "on_events", "output_tokens", "prompt_tokens"),
+        *("queue_header", "queue_wait", "reported", "request", "route", "sent_at", "series", "status", "trace"),
+    )
 
-    def __init__(self, request: Request, series: RequestSeries, clock: Clock, *, generates: bool) -> None:
-        """`generates` says that the answer is generated token by token."""
+    def __init__(self, request: Request, route: Route, series: RequestSeries, clock: Clock) -> None:
         self.request = request
+        self.route = route
         self.clock = clock
         """What tells its instants."""
-        self.generates = generates
         self.series = series
-        self.is_stored = False
-        """Whether what is asked for was made before. Then an error in it is what became of an earlier request."""
-        self.num_attempts = 0
-        """How often it was sent to a backend."""
+        self.trace: RequestTrace | None = None
+        """What is noted for its spans, or None if there are no traces."""
+        self.backend: Backend | None = None
+        """The last backend that it was sent to."""
+        self.num_attempts = self.num_failed = self.num_preemptions = 0
+        """How often it was sent to a backend; how many of these attempts a backend has failed (after the others it was
+        preempted, or has its answer); how often it lost its slot to a more urgent request."""
+        self.queue_wait: Micros = 0
+        """For how long it has waited for memory of its program and for slots, µs."""
+        self.queue_header = NOT_QUEUED
+        """What its answer says of that."""
+        self.sent_at: Micros | None = None
+        self.first_data_at: Micros | None = None
+        self.last_data_at: Micros = 0
+        self.ended_at: Micros = 0
+        self.status = CLIENT_GONE
+        """The status of the answer that was begun, or `CLIENT_GONE` if none was."""
+        self.error: AnswerError | None = None
+        """The error that the answer of the backend reports, whatever its status."""
         self.error_code = ""
         """The code of the gateway's own refusal, `broken_off` or `client_gone` for an answer that was not sent whole,
         `error_in_answer`, or ""."""
-        self.is_unreadable = False
-        """Whether the answer is compressed: neither errors nor tokens are seen in it."""
+        self.is_complete = self.is_stream = self.is_unreadable = False
+        """Whether the whole answer was sent, with whatever status; whether it is a stream of events; whether it is compressed:
+        neither errors nor tokens are seen in it."""
+        self.num_bytes = self.num_events = 0
+        """Of the body of the answer, as the backend sent it; of a stream, with data, up to an error."""
+        self.on_events: Callable[[int, Micros], object] | None = None
+        """Told of the events of each piece of a stream, and when it came, if that is of interest."""
         self.prompt_tokens: int | None = None
         """Of the prompt, as the backend has reported them; None before `end`, and if it has not."""
         self.output_tokens: int | None = None
         """Of the answer, likewise."""
         self.reported: Usage | None = None
         """The usage, if an `AnswerReader` has read the answer."""
-        self._first_piece = b""
+        self._first_piece = self._last_piece = self._last_pieces = b""
+        self._open_event = b""
+        """The beginning of an event that may turn out to be an error."""
+        self._usual = _UNUSUAL
+        """How the last piece began that was whole events without an error."""
 
     def on_sent(self, backend: Backend, now: Micros, on_events: Callable[[int, Micros], object] | None) -> None:
         """Note that the request is about to be sent to `backend`. `on_events` is told of the events of its answer."""
@@ -172,7 +164,7 @@ class RequestRecord:
         self.first_data_at = self.last_data_at = now = self.clock.now()
         self.num_bytes, self._last_piece, self._last_pieces = len(piece), piece, b""
         if not self.is_stream:
-            self.error = error_in_body(piece) if not self.is_stored else None
+            self.error = error_in_body(piece) if not self.route.asks_each else None
             return
         self._first_piece = piece
         self._count_events((b"\n" + piece).count(_EVENT), now)  # The first event has no line end before it.
@@ -222,7 +214,7 @@ class RequestRecord:
 
     def _look_at_end(self) -> None:
         """Look for an error in the last two pieces of an answer that has ended. The first one was looked into when it came."""
-        if self.error is not None or not self._last_pieces or self.is_stored:
+        if self.error is not None or not self._last_pieces or self.route.asks_each:
             return
         tail = self._last_pieces + self._last_piece
         if not self.is_stream:
@@ -271,7 +263,7 @@ class RequestRecord:
         """Return whether a stream has ended as HTTP has it, and not as its API has it: the engine has given it up."""
         tail = self._last_pieces + self._last_piece
         # Less may be a part of the last event.
-        return bool(self.end_marks) and len(tail) >= _LEAST_TAIL_BYTES and not any(mark in tail for mark in self.end_marks)
+        return bool(self.route.end_marks) and len(tail) >= _LEAST_TAIL_BYTES and not any(map(tail.count, self.route.end_marks))
 
     def on_refused(self, status: int, error_code: str | None) -> None:
         """Note that the gateway answers with an error of its own."""
