@@ -14,6 +14,7 @@ from world import STREAM_HEAD, Backend, BackendRequest, chunk, run, whole, world
 from maitred.core.request import Request
 from maitred.gateway.observe.request_metrics import RequestSeries
 from maitred.gateway.observe.request_record import RequestRecord
+from maitred.gateway.routes import ROUTES
 from maitred.wire.answer_errors import AnswerError
 from maitred.wire.clock import Clock
 
@@ -122,7 +123,7 @@ def test_a_text_about_errors_has_completed(tmp_path: Path) -> None:
 
 
 def test_an_attempt_that_follows_forgets_the_error() -> None:
-    record = RequestRecord(Request(id=1, arrival=0, prompt_tokens=5), RequestSeries(), Clock(), generates=True)
+    record = RequestRecord(Request(id=1, arrival=0, prompt_tokens=5), ROUTES["/v1/chat/completions"], RequestSeries(), Clock())
     record.is_stream = True
     backend: object = object()
     record.on_sent(backend, 0, None)  # type: ignore[arg-type]
@@ -137,7 +138,7 @@ def test_an_attempt_that_follows_forgets_the_error() -> None:
 def test_an_error_that_begins_as_the_other_events_is_found_at_the_end(behind: list[bytes]) -> None:
     token = b'data: {"id":"c","choices":[{"delta":{"content":"a"},"finish_reason":null}]}\n\n'
     last = b'data: {"id":"c","choices":[{"delta":{},"finish_reason":"error"}],"error":{"message":"gone"}}\n\n'
-    record = RequestRecord(Request(id=1, arrival=0, prompt_tokens=5), RequestSeries(), Clock(), generates=True)
+    record = RequestRecord(Request(id=1, arrival=0, prompt_tokens=5), ROUTES["/v1/chat/completions"], RequestSeries(), Clock())
     record.is_stream, record.status = True, 200
     record.on_first_data(token)
     for piece in [token, token, last, *behind]:
@@ -150,7 +151,7 @@ def test_an_error_that_begins_as_the_other_events_is_found_at_the_end(behind: li
 @pytest.mark.parametrize("cut", range(5, 40))
 def test_an_error_is_found_wherever_pieces_end(cut: int) -> None:
     stream = TOKEN + TOKEN + ERROR + DONE
-    record = RequestRecord(Request(id=1, arrival=0, prompt_tokens=5), RequestSeries(), Clock(), generates=True)
+    record = RequestRecord(Request(id=1, arrival=0, prompt_tokens=5), ROUTES["/v1/chat/completions"], RequestSeries(), Clock())
     record.is_stream, record.status = True, 200
     record.on_first_data(stream[:cut])
     for at in range(cut, len(stream), cut):

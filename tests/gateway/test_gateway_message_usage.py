@@ -12,6 +12,7 @@ from maitred.gateway.bodies.answer_usage import AnswerReader
 from maitred.gateway.bodies.usage_counts import read_counts
 from maitred.gateway.observe.request_metrics import RequestSeries
 from maitred.gateway.observe.request_record import RequestRecord
+from maitred.gateway.routes import ROUTES
 from maitred.programs import Usage
 from maitred.wire.clock import Clock
 
@@ -76,7 +77,7 @@ def stream_of(first: object, last: object) -> list[bytes]:
 
 def record_of(pieces: Sequence[bytes], *, is_stream: bool, reads: bool, is_whole: bool = True) -> RequestRecord:
     """Return the record of an answer in these pieces. `reads`: all of it is read, as for a recording."""
-    record = RequestRecord(Request(id=1, arrival=0, prompt_tokens=5), RequestSeries(), Clock(), generates=True)
+    record = RequestRecord(Request(id=1, arrival=0, prompt_tokens=5), ROUTES["/v1/chat/completions"], RequestSeries(), Clock())
     record.is_stream, record.status = is_stream, 200
     record.on_first_data(pieces[0])
     for piece in pieces[1:]:

@@ -27,6 +27,7 @@ from maitred.core.request import PriorityClass, Request
 from maitred.gateway.observe import loop_lag
 from maitred.gateway.observe.request_metrics import RequestMetrics, RequestSeries
 from maitred.gateway.observe.request_record import RequestRecord
+from maitred.gateway.routes import ROUTES
 from maitred.routing import RoutingConfig
 from maitred.wire.clock import Clock
 
@@ -270,7 +271,7 @@ def test_tokens_and_the_times_between_them() -> None:
 def test_the_usage_is_looked_for_at_the_end_of_an_answer_alone(behind: int, reported: object, cut: int) -> None:
     """A search through all of a long answer would stop the loop for longer than all else that is done for it."""
     answer = b'{"usage":{"prompt_tokens":5,"completion_tokens":6},"text":"%b"}' % (b"x" * behind)
-    record = RequestRecord(Request(id=1, arrival=0, prompt_tokens=1), RequestSeries(), Clock(), generates=True)
+    record = RequestRecord(Request(id=1, arrival=0, prompt_tokens=1), ROUTES["/v1/chat/completions"], RequestSeries(), Clock())
     record.on_first_data(answer[:cut])
     record.on_body_piece(answer[cut:])
     record.end()

@@ -17,6 +17,7 @@ from maitred.gateway.observe import record_file
 from maitred.gateway.observe.recording import TrafficRecorder
 from maitred.gateway.observe.request_metrics import RequestSeries
 from maitred.gateway.observe.request_record import RequestRecord
+from maitred.gateway.routes import ROUTES
 from maitred.wire.clock import Clock
 from maitred.workload import Job, open_trace
 
@@ -306,7 +307,9 @@ def test_a_request_that_takes_very_long_does_not_hold_up_the_others(
     file = record_file.RecordFile(str(tmp_path / "r.csv"), Clock())
     recorder = TrafficRecorder(file)
     records = [
-        RequestRecord(Request(id=number, arrival=number, prompt_tokens=number), RequestSeries(), Clock(), generates=True)
+        RequestRecord(
+            Request(id=number, arrival=number, prompt_tokens=number), ROUTES["/v1/chat/completions"], RequestSeries(), Clock()
+        )
         for number in range(1, 5)
     ]
     for record in records:

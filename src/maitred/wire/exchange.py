@@ -140,7 +140,18 @@ class Exchange:
     # Slots: what is set for the first time after thirty others were begun would cost each of them a dictionary of its own.
     __slots__ = (
         *("_body_is_aborted", "_body_is_whole", "_connection", "_expects_continue", "_head", "_on_disconnect", "_waiter"),
-        *("added_headers", "client", "cors_headers", "headers", "is_disconnected", "memo", "method", "path", "query", "refusal"),
+        *(
+            "added_headers",
+            "client",
+            "cors_headers",
+            "headers",
+            "is_disconnected",
+            "memo",
+            "method",
+            "path",
+            "query",
+            "refusal",
+        ),
         *("response_ended", "response_started", "status", "target", "task", "unread", "unread_bytes"),
     )
 

@@ -54,18 +54,12 @@ class ProxyRequest(ScheduledRequest):
     # What is seldom read before it is set stands in the class: to read it there is dear.
     record: RequestRecord
     """What is known of it, for metrics and logs; set as soon as it was taken in."""
-    program: ProgramRequest | None = None
-    """What the core of the programs decides by, or None if the request needs no place in KV memory."""
     ends_program = False
     """Whether its program is over when it has ended."""
     is_committed = False
     """Whether the client gets the response of a backend (`Attempts._commit`): nothing else can be sent to it any more."""
     can_restart = True
     """Whether it may be sent anew after a preemption; not where a proxy in front of the backends has sent it."""
-    told_headers: Headers | None = None
-    """What the gateway adds to the head of its answer: the state of its limits; None: nothing."""
-    explanation: Explanation | None = None
-    """What its answer says of decisions about it, if its client has asked for that."""
     token_cost = 1
     """Tokens of its prompt and its answers, estimated (`request_work`); at least 1."""
 
@@ -104,6 +98,12 @@ class ProxyRequest(ScheduledRequest):
         self.body_lease = body_lease
         """The bytes of the budget that its body holds, until the request has ended."""
         self.memory_lease = self.failed = None
+        self.program: ProgramRequest | None = None
+        """What the core of the programs decides by, or None if the request needs no place in KV memory."""
+        self.told_headers: Headers | None = None
+        """What the gateway adds to the head of its answer: the state of its limits; None: nothing."""
+        self.explanation: Explanation | None = None
+        """What its answer says of decisions about it, if its client has asked for that."""
         self.waiting_stream: WaitingStream | None = None
         """What sends comments while it waits for that place; None if it may not begin to answer meanwhile."""
         self.hides_usage = False

@@ -55,8 +55,10 @@ class _ClientPart:
 
     def __init__(self, headers: Headers) -> None:
         kept = {name for name, _ in end_to_end_headers(headers)} - OWN_ANSWER_HEADERS
-        self.places = [place for place, (name, _) in enumerate(headers) if name in kept]
-        """Where its headers are; what a backend says of itself under the names of `OWN_ANSWER_HEADERS` is not among them."""
+        places = [place for place, (name, _) in enumerate(headers) if name in kept]
+        self.places = None if len(places) == len(headers) else places
+        """Where its headers are, or None if it has all of them; what a backend says of itself under the names of
+        `OWN_ANSWER_HEADERS` is not among them."""
         self.is_encoded = any(name == b"content-encoding" and value.strip() not in _PLAIN for name, value in headers)
         """Whether the body is compressed."""
 
@@ -153,12 +155,14 @@ class ResponseForwarder:
     def forward(self) -> Awaitable[None] | None:
         """Send the whole response. Return what must be awaited for the rest of it, or None if all was sent. Awaiting raises
         UpstreamError if it breaks off."""
-        more, status = not self._response.is_complete, self._response.status
-        self._record.status = status
-        self._note_first_data_sent()
+        more, status, record = not self._response.is_complete, self._response.status, self._record
+        record.status = status
+        if self._proxied.memory_lease is not None:
+            self._proxied.memory_lease.first_data_at = record.first_data_at
+        record.on_first_data_sent()
         part = self._client_part()
         if status == _OK and self._is_opaque(part):
-            self._record.is_unreadable = not self._record.route.asks_each  # What is stored is not asked to be plain.
+            record.is_unreadable = not record.route.asks_each  # What is stored is not asked to be plain.
         busy = self._writer.start_response(status, self._client_headers(part), self._withheld, more)
         if self.reader is not None and not more:
             self._note_usage(self.reader)
@@ -222,12 +226,6 @@ class ResponseForwarder:
         self._has_data = True
         self._record.on_first_data(self._withheld if self.reader is None else self.arrived)
 
-    def _note_first_data_sent(self) -> None:
-        record, lease = self._record, self._proxied.memory_lease
-        if lease is not None:
-            lease.first_data_at = record.first_data_at
-        record.on_first_data_sent()
-
     async def _read_piece(self) -> bytes:
         """Return the next piece of the body as the client will get it. Raises UpstreamError."""
         piece = await self._response.read_piece()
@@ -236,25 +234,26 @@ class ResponseForwarder:
 
     def _client_headers(self, part: _ClientPart) -> Headers:
         """Return the headers of the response for the client, with the request id of the gateway."""
-        received, status = self._response.headers, self._response.status
-        headers = [received[place] for place in part.places]
-        if status >= _BAD_REQUEST:
-            headers = cap_retry_after(headers, self._record.clock.wall())
-        elif status in (204, 304):  # Such a response has no body, whatever its head says.
-            headers = [header for header in headers if header[0] != b"content-length"]
+        received, status, proxied = self._response.headers, self._response.status, self._proxied
+        headers = received.copy() if part.places is None else [received[place] for place in part.places]
+        if status != _OK:
+            if status >= _BAD_REQUEST:
+                headers = cap_retry_after(headers, self._record.clock.wall())
+            elif status in (204, 304):  # Such a response has no body, whatever its head says.
+                headers = [header for header in headers if header[0] != b"content-length"]
         if self.reader is not None and self.reader.changes_body:
             headers = [header for header in headers if header[0] not in _HEADERS_FIXING_BODY]
-        if is_messages_path(self._proxied.path):
+        if is_messages_path(proxied.path):
             headers = [header for header in headers if header[0] != MESSAGES_ID_HEADER]
-            headers.append((MESSAGES_ID_HEADER, self._proxied.request_id))
-        headers.append((REQUEST_ID_HEADER, self._proxied.request_id))
-        told = self._proxied.told_headers
+            headers.append((MESSAGES_ID_HEADER, proxied.request_id))
+        headers.append((REQUEST_ID_HEADER, proxied.request_id))
+        told = proxied.told_headers
         if told is not None:  # An engine that is a provider with limits of its own tells those of our key there.
             names = {name for name, _ in told}
             headers = [*(header for header in headers if header[0] not in names), *told]
         headers.append(self._record.queue_header)
-        if self._proxied.explanation is not None:
-            headers.append((DECISION_HEADER, self._proxied.explanation.in_words(self._proxied)))
+        if proxied.explanation is not None:
+            headers.append((DECISION_HEADER, proxied.explanation.in_words(proxied)))
         return headers
 
     def _client_part(self) -> _ClientPart:

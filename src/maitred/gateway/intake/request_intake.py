@@ -127,11 +127,10 @@ class RequestIntake:
 
         Call `release` on its `body_lease` when the request has ended.
         """
-        began_at, rules = self._clock.now(), self._rules
+        began_at, rules, fields = self._clock.now(), self._rules, NO_FIELDS
         lease: BodyLease | None = None
         proxied: ProxyRequest | None = None
         tenant: str | None = None
-        fields = NO_FIELDS
         try:
             inbound = rules.heads.read_head(exchange)
             caller = rules.keys.authenticate(inbound.credentials) if rules.needs_key and operator is None else None
@@ -247,7 +246,7 @@ class RequestIntake:
         if inbound.asks_decision:
             proxied.explanation = Explanation(self._asked_class(inbound, fields).label)
         output = limit if limit is not None else self.usual_outputs.mean(model) if route.has_output else 0
-        proxied.token_cost = max(1, request.prompt_tokens + output * sequences)
+        proxied.token_cost = request.prompt_tokens + output * sequences or 1
         if rules.changes_forwarded:
             _change_forwarded(proxied, rules, found, large)
         return proxied

@@ -311,7 +311,7 @@ class RequestRecord:
             at = _find_usage(tail)
         if at >= 0:
             self._read_tokens(tail, at)
-        elif self._first_piece.count(_MESSAGE_START):  # It broke off.
+        elif self.is_stream and self._first_piece.count(_MESSAGE_START):  # It broke off.
             self.prompt_tokens = read_ends(self._first_piece, b"").whole_prompt
 
     def _read_tokens(self, tail: bytes, at: int) -> None:
