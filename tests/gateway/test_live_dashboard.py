@@ -154,9 +154,9 @@ def test_the_last_decisions_are_kept_while_somebody_looks(tmp_path: Path) -> Non
             for each in asked:
                 await each.read_response()
             watcher._connection.disconnect()
-            assert w.gateway._dashboard.recent.is_watching
+            assert w.gateway._dashboard.recent.is_watching()
             await asyncio.sleep(7)
-            assert not w.gateway._dashboard.recent.is_watching
+            assert not w.gateway._dashboard.recent.is_watching()
             assert (await w.request())[0] == 200
         assert log.read_bytes().count(b'"action"') == 4  # Its log has all of them once.
 

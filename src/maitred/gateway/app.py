@@ -247,7 +247,7 @@ class Gateway(App):
             clock=self._clock,
             shadow=self.shadow,
         )
-        fleet.is_watched = lambda: self._dashboard.recent.is_watching
+        fleet.is_watched = self._dashboard.recent.is_watching
         self._endpoints.add({**self._dashboard.endpoints(), SHADOW_PATH: shadow_endpoint(self.shadow)}, {})
 
     @property

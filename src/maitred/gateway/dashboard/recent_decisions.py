@@ -59,9 +59,8 @@ class RecentDecisions:
         self._kept: dict[str, deque[Decision]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    @property
     def is_watching(self) -> bool:
-        """Whether the core hands on its decisions."""
+        """Return whether the core hands on its decisions."""
         return self._watched is not None
 
     def look(self) -> list[RecentDecision]:
