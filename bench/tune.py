@@ -1,13 +1,15 @@
 """What `maitred tune` foretells, beside what comes of it: Azure's trace live before emulated engines, as it is and tuned.
 
-    python bench/tune.py --trace AzureLLMInferenceTrace_code.csv.gz [--requests 1200] [--json]
+    python bench/tune.py --trace AzureLLMInferenceTrace_conv.csv.gz [--requests 600] [--json]
 
-1. Clients replay the trace through a gateway with usual classes and few slots, which writes a decision log and a record.
+1. Clients replay the trace, a fifth of it chats and the rest bulk work, through a gateway with the defaults, which writes a
+   decision log and a record.
 2. `maitred tune` searches rules for the SLO on the first 70 % of the requests, and foretells the last 30 %.
 3. The same clients replay the trace through a gateway with the file that was written.
 
 What is printed is of the last 30 % of the requests: today's figure and the tuned one, foretold with its interval and live. The
-engines are two of `maitred engine`, with twice the speed of the trace (`--rate-scale 2`) and three slots each.
+engines are two of `maitred engine` that run 24 sequences, with steps of 0.1 s, so that a processor has little to do for them;
+the trace comes at two fifths of its speed, which is somewhat more than they serve.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -33,21 +36,19 @@ from maitred.study.tune.goal import Part, parse_limit
 from maitred.study.what_if.recorded import read_recorded
 from maitred.study.what_if.world import ReplayWorld
 
-LATENCY = "linear:10000,60,300"
-SLOTS = 3
+LATENCY = "linear:100000,5,500"
+MAX_NUM_SEQS = 24
 PORTS = (18461, 18462)
-TODAY = {
-    "gateway": {"slots_per_backend": SLOTS, "settle_secs": 0},
-    "admission": {"mode": "priority", "default_max_class": "system", "classes": {"bulk": {"queue_size": 500}}},
-}
-SLO = "interactive.ttft_p90_ms <= 700"
-MIX = "interactive:0.3,bulk:0.7"
+TODAY = {"admission": {"default_max_class": "system"}}
+"""The defaults, in which clients may name any class."""
+SLO = "interactive.ttft_p90_ms <= 3000"
+MIX, RATE_SCALE = "interactive:0.2,bulk:0.8", "0.4"
 
 
 @contextlib.contextmanager
 def engines() -> Iterator[list[str]]:
     """Run two emulated engines. Yields their URLs."""
-    flags = ("--latency-model", LATENCY, "--max-num-seqs", str(SLOTS))
+    flags = ("--latency-model", LATENCY, "--max-num-seqs", str(MAX_NUM_SEQS))
     with contextlib.ExitStack() as stack:
         for port in PORTS:
             stack.enter_context(processes._running([*processes.MAITRED, "engine", "--port", str(port), *flags]))
@@ -69,17 +70,21 @@ def run_live(config: Path, folder: Path, name: str, arguments: argparse.Namespac
     log, record = folder / f"{name}.jsonl", folder / f"{name}.csv"
     flags = ("--config", str(config), "--decision-log", str(log), "--record", str(record))
     with engines() as urls, processes.run_gateway(urls, *flags) as gateway:
-        gateway.wait_for_capacity(SLOTS * len(PORTS))
-        load = ("--trace", f"azure:{cut(arguments, folder)}", "--rate-scale", "2", "--class-mix", MIX)
+        while not processes.fetch_json(f"{gateway.url}/maitred/live")["state"]["ready"]:
+            time.sleep(0.1)
+        load = ("--trace", f"azure:{cut(arguments, folder)}", "--rate-scale", RATE_SCALE, "--class-mix", MIX)
         subprocess.run([*processes.MAITRED, "bench", gateway.url, *load, "--quiet"], check=True)
     return log, record
 
 
 def tune(log: Path, record: Path, today: Path, folder: Path, budget: float) -> Tuned:
     """Run `maitred tune`, and return what it found."""
-    files = ("--config", str(today), "--write", str(folder / "tuned.yaml"), "--json", str(folder / "tuned.json"))
+    engine = folder / "engine.yaml"
+    engine.write_text(json.dumps({"instance": {"max_num_seqs": MAX_NUM_SEQS}}))
+    known = ("--record", str(record), "--engine", str(engine), "--config", str(today))
+    written = ("--write", str(folder / "tuned.yaml"), "--json", str(folder / "tuned.json"))
     search = ("--slo", SLO, "--budget", str(budget), "--seeds", "5")
-    done = subprocess.run([*processes.MAITRED, "tune", str(log), "--record", str(record), *search, *files], check=False)
+    done = subprocess.run([*processes.MAITRED, "tune", str(log), *known, *search, *written], check=False)
     if done.returncode > 1:
         sys.exit("maitred tune has failed")
     return msgspec.json.decode((folder / "tuned.json").read_bytes(), type=Tuned)
@@ -103,7 +108,7 @@ def figures(part: Part, run: Any) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--trace", type=Path, required=True, help="a file of Azure's traces of 2023 or 2024")
-    parser.add_argument("--requests", type=int, default=1200)
+    parser.add_argument("--requests", type=int, default=600)
     parser.add_argument("--budget", type=float, default=60)
     parser.add_argument("--keep", type=Path, help="a folder for the logs, records and files")
     parser.add_argument("--json", action="store_true")

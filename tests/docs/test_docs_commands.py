@@ -33,6 +33,7 @@ ELSEWHERE = {
     r"maitred scheduler .*--ext-proc .*": "it waits for an Envoy; tests/gateway/test_envoy.py has both",
     r"maitred serve .*--data-plane envoy.*": "it needs the wheel of Envoy; tests/gateway/test_envoy_pickers.py starts it",
     r"maitred (verify|why|replay) .*": "it needs a log; tests/replay runs each",
+    r"python bench/tune\.py .*": "it needs a trace of Azure's, and takes a quarter of an hour",
     r"maitred tune .*": "it needs a log and a record; tests/study/tune runs it",
     r"maitred envoy-config .*": "tests/cli/test_envoy_commands.py prints such configurations",
     r"curl -s localhost:8080/v1/chat/completions .*\"hi\".*": "it asks an Envoy; tests/gateway/test_envoy.py does",

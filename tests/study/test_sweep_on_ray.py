@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +16,11 @@ from sweep_samples import GRID
 
 from maitred import ConfigError, sweep
 from maitred.study import workers
+from maitred.study.tune import tune
 from maitred.study.workers import LostWorkersError, RayWorkers
+
+sys.path.append(str(Path(__file__).parent / "what_if"))
+from recorded_runs import candidate, mixed_jobs, write_run
 
 pytestmark = [
     pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'maitred[ray]'"),
@@ -40,6 +45,13 @@ def address() -> Iterator[str]:
 
 def test_a_sweep_on_two_nodes_says_what_one_process_does(address: str) -> None:
     assert sweep(GRID, ray=address) == sweep(GRID)
+
+
+def test_a_tuning_on_two_nodes_says_what_one_process_does(address: str, tmp_path: Path) -> None:
+    log, record = write_run(tmp_path, mixed_jobs(350), candidate())
+    named: dict[str, Any] = {"varied": ["admission.reserve"], "budget": 1, "seeds": 1}
+    slo = ["interactive.ttft_p90_ms <= 200"]
+    assert tune([log], [record], slo, ray=address, **named) == tune([log], [record], slo, **named)
 
 
 def test_the_run_of_a_lost_worker_is_made_by_another(address: str, tmp_path: Path) -> None:

@@ -142,11 +142,10 @@ def _engine(path: Path | None) -> dict[str, Any] | None:
 
 def _file(found: Tuned) -> str:
     """Return the best candidate as a file, with what was foretold of it."""
+    from maitred.study.tune.result import in_words, number
+
     best = found.best.held_out
-    told = [
-        f"{text}: {each.today:,.0f} -> {each.other:,.0f} ms [{each.low:,.0f}, {each.high:,.0f}]"
-        for text, each in best.limits.items()
-    ]
+    told = [f"{text}: {number(each.today)} -> {in_words(each)} ms" for text, each in best.limits.items()]
     told += [
         f"{name}: {each.other:.2f} of today's time [{each.low:.2f}, {each.high:.2f}]" for name, each in best.prices.items()
     ]

@@ -12,15 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from maitred.admission import AdmissionConfig
 from maitred.config.sources import ConfigSources
 from maitred.core.errors import ConfigError
 from maitred.sim import Outcome
-from maitred.study.tune import tune
 from maitred.study.tune.goal import Part, Score, judge, parse_limit
+from maitred.study.tune.rules import Rules
 from maitred.study.tune.search import Halving, num_candidates
 from maitred.study.tune.space import Point, check_entry, default_space, settings_of, vary
-from maitred.study.what_if.recorded import RecordedRequest
-from maitred.study.what_if.world import ReplayedRun
+from maitred.study.what_if.recorded import RecordedRequest, read_recorded
+from maitred.study.what_if.world import ReplayedRun, ReplayWorld
 
 sys.path.append(str(Path(__file__).parents[1] / "what_if"))
 from recorded_runs import CLASSES, candidate, mixed_jobs, write_run
@@ -116,7 +117,7 @@ def test_a_search_finds_what_is_best_and_takes_back_what_is_needless() -> None:
     again = Halving(space, 81, 3).run(evaluate)
     assert again == ranked
     assert len({score for score, _ in ranked}) == len(ranked)
-    assert num_candidates(63) == 81
+    assert num_candidates(84) == 81
 
 
 def test_the_space_depends_on_what_there_is_to_vary() -> None:
@@ -174,11 +175,28 @@ def test_rules_that_hold_an_slo_are_found_told_and_written(recorded: Path, maitr
     assert "What it costs each class" in (tmp_path / "best.html").read_text()
 
 
-def test_a_search_depends_on_its_seed_alone(recorded: Path) -> None:
-    named: dict[str, Any] = {"varied": [RESERVED], "budget": 1, "seeds": 1}
-    files = ([recorded / "decisions.jsonl"], [recorded / "record.csv"])
-    first, again = (tune(*files, [SLO], **named) for _ in range(2))
-    assert first == again
+def test_what_holds_today_is_what_the_log_says(recorded: Path, tmp_path: Path) -> None:
+    (tmp_path / "today.yaml").write_text("gateway: {slots_per_backend: 3}\nadmission: {mode: legacy}\n")
+    world = ReplayWorld.calibrated(read_recorded([recorded / "decisions.jsonl"], [recorded / "record.csv"]))
+    rules = Rules(world, tmp_path / "today.yaml")
+    assert rules.candidate({}) == rules.today
+    half = rules.candidate({"gateway.slots_per_backend": "x0.5"})
+    assert half is not None
+    assert (rules.today.cluster.capacity, half.cluster.capacity) == (8, 4)
+    more = rules.candidate({"gateway.slots_per_backend": "x2"})
+    assert more is not None
+    assert (more.cluster.capacity, more.instance.max_num_seqs) == (16, rules.today.instance.max_num_seqs)
+    assert rules.candidate({RESERVED: -1}) is None
+    assert "null" not in rules.text({RESERVED: 0.5})
+
+
+def test_keys_of_classes_bring_classes_to_a_gateway_without(tmp_path: Path) -> None:
+    write_run(tmp_path, mixed_jobs(200), candidate(AdmissionConfig(default_max_class="system"), capacity=None))
+    world = ReplayWorld.calibrated(read_recorded([tmp_path / "decisions.jsonl"], [tmp_path / "record.csv"]))
+    rules = Rules(world, None)
+    assert rules.mode == "legacy"
+    assert rules.settings({RESERVED: 0.5}) == {"admission.mode": "priority", RESERVED: 0.5}
+    assert rules.settings({"routing.policy": "random"}) == {"routing.policy": "random"}
 
 
 @pytest.mark.parametrize(

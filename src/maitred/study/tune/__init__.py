@@ -11,8 +11,8 @@
 candidates comes from the second one, in replays of the whole traffic of which only the requests of that part count. Step times
 of the engines are fitted to all of it.
 
-Example: 10,000 requests, of which 30 % are held out. Rungs are the first 778, 2,333 and 7,000 of them. The five best candidates
-and today's rules are replayed with all 10,000, by several seeds, and judged by the last 3,000.
+Example: 10,000 requests, of which 30 % are held out. Rungs are the first 1,750, 3,500 and 7,000 of them. The five best
+candidates and today's rules are replayed with all 10,000, by several seeds, and judged by the last 3,000.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class Tuned(StudyResult, frozen=True, kw_only=True):
         names = [f"#{number}" for number in range(1, len(self.candidates) + 1)]
         return Presentation(
             title="Rules for an SLO",
-            command="maitred tune",
+            command="tune",
             tables=(
                 ShownTable(table=self._figures(names), caption="On the traffic that was held out", lines=self._lines()),
                 ShownTable(table=self._settings(names), caption="What differs from today", lines=()),
@@ -65,7 +65,7 @@ class Tuned(StudyResult, frozen=True, kw_only=True):
     def _lines(self) -> tuple[str, ...]:
         slo = "; ".join(self.slo)
         held = f"{self.num_held_out:,} of {self.num_requests:,} requests, the last ones"
-        return f"SLO: {slo}", f"Held out of the search: {held}. {self.num_replays:,} replays, {self.num_varied} keys varied."
+        return f"SLO: {slo}", f"Held out of the search: {held}. {self.num_replays:,} replays; keys varied: {self.num_varied}."
 
     def _figures(self, names: list[str]) -> Table:
         table = new_table({"": ""}, ("today", *names))
@@ -73,7 +73,7 @@ class Tuned(StudyResult, frozen=True, kw_only=True):
         table.add_row("better than today", "", *(f"{each.probability:.0%}" for each in shown))
         for text in self.slo:
             told = [each.limits[text] for each in shown]
-            table.add_row(f"{text.split('<=')[0].strip()}", _number(told[0].today), *(_told(each) for each in told))
+            table.add_row(f"{text.split('<=')[0].strip()}", number(told[0].today), *(in_words(each) for each in told))
         for name in shown[0].prices:
             table.add_row(f"{name}: time of a request", "1", *(_ratio(each.prices[name]) for each in shown))
             table.add_row(
@@ -116,7 +116,7 @@ class Tuned(StudyResult, frozen=True, kw_only=True):
         return Scatter(
             title="What it costs each class",
             about="; ".join(point.text for group in groups for point in group.points),
-            x="time of a request, in times of today's",
+            x="times of today's",
             y="candidates",
             groups=groups,
             limits=(Limit(label="today", axis="x", at=1),),
@@ -124,12 +124,14 @@ class Tuned(StudyResult, frozen=True, kw_only=True):
         )
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
+    """Return a time in ms."""
     return "never" if math.isinf(value) else f"{value:,.0f}" if value >= 100 else f"{value:,.1f}"
 
 
-def _told(told: Told) -> str:
-    return f"{_number(told.other)} [{_number(told.low)}, {_number(told.high)}]"
+def in_words(told: Told) -> str:
+    """Return a figure in ms with its interval."""
+    return f"{number(told.other)} [{number(told.low)}, {number(told.high)}]"
 
 
 def _ratio(told: Told) -> str:

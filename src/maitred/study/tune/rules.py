@@ -21,9 +21,10 @@ from maitred.core.yaml_document import YamlDocument
 from maitred.core.yaml_schema import document_to_struct
 from maitred.files import InputFile
 from maitred.study.candidate import Candidate
-from maitred.study.tune.space import Point, settings_of
+from maitred.study.tune.space import SLOTS, Point, settings_of
 from maitred.study.what_if.world import ReplayWorld
 
+_CLASSES: Final = "admission.classes."
 _ENGINE: Final = "instance."
 _SECTIONS: Final = ("admission", "routing", "programs")
 
@@ -73,15 +74,21 @@ class Rules:
 
     def settings(self, point: Point) -> dict[str, Any]:
         """Return the values of a point by single key."""
-        return settings_of(point, self._slots)
+        found = settings_of(point, self._slots)
+        if self.mode in ("off", "legacy") and any(key == SLOTS or key.startswith(_CLASSES) for key in found):
+            return {"admission.mode": "priority", **found}  # These keys mean nothing without classes.
+        return found
 
     def candidate(self, point: Point) -> Candidate | None:
         """Return what is simulated of a point, or None if no configuration may be so."""
         # More slots than an engine was seen to fill do not make it run more at once: what is beyond waits in it.
         instance = {"max_num_seqs": self.today.instance.max_num_seqs}
         instance |= {key.removeprefix(_ENGINE): value for key, value in self.settings(point).items() if key.startswith(_ENGINE)}
+        tree = self._with(point)
+        if SLOTS not in self.settings(point):  # Those that were in force, which may have been learned.
+            tree.get("gateway", {}).pop("slots_per_backend", None)
         try:
-            return self.world.candidate(msgspec.convert(self._with(point), Config), instance)
+            return self.world.candidate(msgspec.convert(tree, Config), instance)
         except (msgspec.ValidationError, ConfigError):
             return None
 
@@ -117,5 +124,5 @@ def _difference(given: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str,
         before = usual.get(key)
         if value == before:
             continue
-        found[key] = _difference(value, before) if isinstance(value, dict) and isinstance(before, dict) else value
+        found[key] = _difference(value, before or {}) if isinstance(value, dict) else value
     return found

@@ -1,7 +1,7 @@
 """The search: successive halving, with children of the survivors.
 
     first generation   each single change of today's rules that the space has, and then random ones of two to five changes
-    rungs              all candidates are replayed on the first ninth of the traffic, the first third, and all of it;
+    rungs              all candidates are replayed on the first quarter of the traffic, the first half, and all of it;
                        after each rung the best third survives
     between rungs      as many children as there are survivors join them: each entry of a child is of one of two parents, and
                        one entry is drawn anew
@@ -10,7 +10,7 @@
 So cheap replays leave time for the candidates that are worth it. What is chosen depends on the seed and the figures alone, not
 on the number of processes: all runs of a rung are made before any is judged.
 
-Example: 81 candidates on a ninth, 27 + 27 on a third and 18 + 18 on all of it cost 9 + 18 + 36 = 63 replays of the whole.
+Example: 81 candidates on a quarter, 27 + 27 on a half and 18 + 18 on all of it cost 20 + 27 + 36 = 83 replays of the whole.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from typing import Any, Final
 from maitred.study.tune.goal import Score
 from maitred.study.tune.space import Point, Space
 
-RUNGS: Final = (1 / 9, 1 / 3, 1.0)
+RUNGS: Final = (1 / 4, 1 / 2, 1.0)
 """Shares of the traffic."""
 _SURVIVORS: Final = 3
 """One of so many."""
 _LEAST_SURVIVORS: Final = 2
-_COST: Final = 1 / 9 + 2 / 3 / 3 + 4 / 9
+_COST: Final = 1 / 4 + 2 / 3 / 2 + 4 / 9
 """Of one candidate of the first rung, with all that follows from it, in replays of the whole traffic."""
 
 Evaluate = Callable[[Sequence[Point], int], Sequence[Score | None]]

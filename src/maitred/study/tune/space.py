@@ -81,6 +81,9 @@ def default_space(
             for key, values in _OF_CLASSES.items():
                 if c is not lowest or key not in ("reserved_per_slot", "can_preempt"):
                     space[f"admission.classes.{c.label}.{key}"] = values
+        for c in sorted({*PriorityClass} - {*classes}, reverse=True):  # What is kept for a class that has no requests is idle.
+            if c > lowest:
+                space[f"admission.classes.{c.label}.reserved_per_slot"] = (0.0,)
         space |= _OF_ALL
     if num_engines > 1:
         space |= _OF_FLEETS
