@@ -22,6 +22,7 @@ from world import (
 )
 
 from maitred.admission import AdmissionPolicy
+from maitred.admission.pool_directory import PoolDirectory
 from maitred.core.contracts import Choice, FleetView
 from maitred.core.request import Request
 from maitred.core.units import Micros
@@ -232,3 +233,20 @@ def test_without_a_shadow_there_is_nothing_to_tell() -> None:
             assert b"maitred_shadow" not in (await w.request("/metrics", b"", "GET"))[2]
 
     run(scenario())
+
+
+def test_a_shadow_without_a_log_does_not_look_at_reservations_within_an_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To see whether one has changed costs more than all else that a shadow does within an input."""
+    looked = list[int]()
+    monkeypatch.setattr(PoolDirectory, "headroom", lambda self: looked.append(1) or {})
+
+    async def scenario(log: str | None) -> None:
+        async with world(Backend(), slots=1, shadow=rules(), decision_log=log) as w:
+            assert (await w.request())[0] == 200
+            page = await shadow_page(w)
+            assert page["compared"]["admission"] > 0
+
+    run(scenario(None))
+    assert looked == []
+    run(scenario("/dev/null"))
+    assert looked != []

@@ -84,7 +84,7 @@ class Admission:
         else:
             self.looks = inputs.LoggedLooks(load_probe, log)
             self._pools = PoolDirectory(self.looks, self._agenda)
-            changes = HeadroomWatch(self._pools.headroom).changes
+            changes = HeadroomWatch(self._pools.headroom).changes if log.keeps_changes else None
             self._recorder = Recorder(log, inputs.ROOM_NAME, inputs.Open(now, config, dict(pools)), changes)
             self._own_recorder = self._recorder
         # Every input looks these up. The directory changes both dicts in place, so the references stay valid.

@@ -134,6 +134,8 @@ class DecisionLog:
 
     is_narrated: bool = False
     """Whether it wants to know scores (`tell_scores`)."""
+    keeps_changes: bool = True
+    """Whether it wants to know changes (`log_change`), which cost a core more to find than the rest of an input."""
 
     def __init__(self, write: Callable[[bytes], object]) -> None:
         self._write = write

@@ -33,6 +33,7 @@ class TappedLog(DecisionLog):
         super().__init__(_drop)
         self._log, self._tap = log, tap
         self.is_narrated = log is not None and log.is_narrated
+        self.keeps_changes = log is not None and log.keeps_changes
         self._last: Told | None = None
 
     def log_input(self, room: str, given: Input, raised: str | None = None) -> None:

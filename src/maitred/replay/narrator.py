@@ -354,7 +354,8 @@ class NarratedLog(DecisionLog):
 
     def __init__(self, narrator: Narrator, write: Callable[[bytes], object] | None = None) -> None:
         super().__init__(write or len)
-        self.narrator, self._is_written = narrator, write is not None
+        self.narrator = narrator
+        self._is_written = self.keeps_changes = write is not None
 
     def log_input(self, room: str, given: Input, raised: str | None = None) -> None:
         if self._is_written:
