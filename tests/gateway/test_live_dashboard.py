@@ -183,6 +183,28 @@ def test_loads_of_engines_are_read_while_somebody_looks() -> None:
     run(scenario())
 
 
+def test_a_look_that_fails_ends_the_streams_and_the_next_one_looks_again(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with world() as w:
+            feed = w.gateway._dashboard.feed
+            look = feed.look
+
+            async def fails() -> bytes:
+                raise ZeroDivisionError("a defect")
+
+            watcher = await watch(w)
+            await watcher.next()
+            feed.look = fails
+            await w.wait_until(lambda: not feed.num_viewers)
+            feed.look = look
+            again = await watch(w)
+            await again.next()
+            assert "state" in again.state
+        assert sum("the dashboard cannot be shown" in each.message for each in caplog.records) == 1
+
+    run(scenario())
+
+
 def test_viewers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_feed, "MAX_VIEWERS", 2)
 

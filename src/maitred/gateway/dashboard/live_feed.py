@@ -12,6 +12,7 @@ drains.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from maitred.gateway.dashboard.changes import changes
 from maitred.wire.exchange import ApiError, Exchange
 from maitred.wire.tasks import end_tasks
 
+log = logging.getLogger("maitred.gateway")
 MAX_VIEWERS: Final = 32
 """Streams at once. Each costs what it is sent; the looks are shared."""
 _EVERY_SECS: Final = 1.0
@@ -103,6 +105,9 @@ class LiveFeed:
                     await asyncio.sleep(_EVERY_SECS / 4)
                     if self._is_draining():
                         self._end_all()
+        except Exception:  # A look may fail as no ApiError says; browsers ask again, and nobody looks at what is old.
+            log.exception("the dashboard cannot be shown")
+            self._end_all()
         finally:
             self._task = None
             self._shown = {}
