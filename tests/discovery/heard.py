@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from maitred.scheduler.discovery.base import Told, checked_urls
@@ -15,6 +15,8 @@ class Heard(Told):
 
     def __init__(self, machine: Machine | None = None) -> None:
         self.machine = machine or Machine()
+        self.wants_objectives = False
+        self.known_objectives: asyncio.Queue[object] = asyncio.Queue()
         self._said: asyncio.Queue[object] = asyncio.Queue()
         self._last: object = None
 
@@ -23,6 +25,12 @@ class Heard(Told):
 
     def failed(self, problem: str) -> None:
         self._say(problem)
+
+    def objectives(self, priorities: Mapping[str, int]) -> None:
+        self.known_objectives.put_nowait(priorities)
+
+    def objectives_failed(self, problem: str) -> None:
+        self.known_objectives.put_nowait(problem)
 
     def _say(self, what: object) -> None:
         if what != self._last:

@@ -196,7 +196,11 @@ class KubeServer:
             async with asyncio.timeout(float(query["timeoutSeconds"])):
                 while not writer.transport.is_closing():
                     for number, of, kind, found in self._history:
-                        if number > version and of == path and (kind == "BOOKMARK" or _has(found, query["labelSelector"])):
+                        if (
+                            number > version
+                            and of == path
+                            and (kind == "BOOKMARK" or _has(found, query.get("labelSelector", "")))
+                        ):
                             version = number
                             self._send(writer, {"type": kind, "object": found})
                     await self._news.wait()

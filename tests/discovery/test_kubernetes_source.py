@@ -271,3 +271,62 @@ def test_where_there_is_no_cluster_that_is_said(tmp_path: Path, monkeypatch: pyt
 def test_a_wrong_parameter_is_one_clear_error(spec: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         SOURCES.create(spec)
+
+
+OBJECTIVES = "/apis/inference.networking.x-k8s.io/v1alpha2/namespaces/serving/inferenceobjectives"
+
+
+def objective(name: str, priority: int | None, pool: str = "p") -> dict[str, Any]:
+    spec = {"poolRef": {"name": pool}, **({} if priority is None else {"priority": priority})}
+    return {"metadata": {"name": name}, "spec": spec}
+
+
+def test_objectives_of_a_pool_are_followed_beside_its_pods(use_server: UseServer) -> None:
+    async def scenario(server: KubeServer, heard: Heard) -> None:
+        heard.wants_objectives = True
+        server.put(
+            POOLS,
+            {"metadata": {"name": "p"}, "spec": {"selector": {"matchLabels": {"app": "v"}}, "targetPorts": [{"number": 8000}]}},
+        )
+        server.put(PODS, pod("v-1", "10.0.0.1", app="v"))
+        server.put(
+            OBJECTIVES,
+            objective("chat", 10),
+            objective("night", -5),
+            objective("other", 7, "another"),
+            objective("plain", None),
+        )
+
+        async def known(expected: dict[str, int]) -> None:
+            async with asyncio.timeout(20):
+                while await heard.known_objectives.get() != expected:
+                    pass
+
+        await known({"chat": 10, "night": -5, "plain": 0})
+        while await heard.next() != [A]:
+            pass
+        server.put(OBJECTIVES, objective("chat", 20))
+        server.delete(OBJECTIVES, "night")
+        await known({"chat": 20, "plain": 0})
+        server.forget()
+        server.cut_watches()
+        server.put(OBJECTIVES, objective("late", 1))
+        await known({"chat": 20, "plain": 0, "late": 1})
+
+    follow(use_server, scenario, service="", pool="p")
+
+
+def test_objectives_that_cannot_be_read_are_said_and_backends_found_all_the_same(use_server: UseServer) -> None:
+    async def scenario(server: KubeServer, heard: Heard) -> None:
+        heard.wants_objectives = True
+        server.put(
+            POOLS,
+            {"metadata": {"name": "p"}, "spec": {"selector": {"matchLabels": {"app": "v"}}, "targetPorts": [{"number": 8000}]}},
+        )
+        server.put(PODS, pod("v-1", "10.0.0.1", app="v"))
+        async with asyncio.timeout(20):
+            assert "404" in str(await heard.known_objectives.get())
+        while await heard.next() != [A]:
+            pass
+
+    follow(use_server, scenario, service="", pool="p")

@@ -24,6 +24,11 @@ class Script:
         self.queue.append(urls)
         self.news.set()
 
+    def know(self, **objectives: int) -> None:
+        """Have it know these objectives, by their priorities."""
+        self.queue.append(objectives)
+        self.news.set()
+
     def fail(self, error: Exception | None) -> None:
         """Have it raise, or return."""
         self.queue.append(error)
@@ -44,6 +49,10 @@ class Scripted:
                     raise said
                 if said is None:
                     return
+                if isinstance(said, dict):
+                    assert told.wants_objectives
+                    told.objectives(said)
+                    continue
                 assert isinstance(said, list)
                 told.listed(said)
             SCRIPT.news.clear()

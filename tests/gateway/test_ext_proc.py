@@ -92,6 +92,23 @@ def test_a_victim_gets_503_before_its_response_headers():
     run_on_sockets(scenario())
 
 
+def test_an_objective_says_the_class_and_is_not_sent_to_the_backend():
+    async def scenario():
+        rules = admission_config(classes={"system": {"can_preempt": True}}, objectives={"night": "bulk", "chat": "system"})
+        async with running_picker(Backend(), admission=rules) as world:
+            night, chat = world.stream(), world.stream()
+            await night.request(BODY, x_gateway_inference_objective="night")
+            await night.read()
+            await chat.request(BODY, x_gateway_inference_objective="chat")
+            assert (await night.read()).immediate_response.status.code == 503
+            picked = (await chat.read()).request_body.response
+            assert "x-gateway-inference-objective" in picked.header_mutation.remove_headers
+            await chat.end()
+            await night.end()
+
+    run_on_sockets(scenario())
+
+
 def test_a_response_that_has_begun_is_no_victim():
     async def scenario():
         async with running_picker(Backend(), admission=PREEMPTING) as world:

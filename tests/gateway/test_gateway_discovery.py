@@ -258,3 +258,25 @@ def test_only_the_operator_may_add_backends(script: Script) -> None:
             assert (await w.request("/admin/backends", b"", "PUT", authorization="Bearer k"))[0] == 405
 
     run(scenario())
+
+
+def test_the_objectives_that_a_source_knows_say_the_classes_of_requests(script: Script) -> None:
+    async def scenario() -> None:
+        priorities = {"objective_priorities": {"interactive": 10, "default": 0, "bulk": -100}}
+        async with world(discover=("scripted_source:Scripted",), admission=priorities) as w:
+            objectives = w.gateway.scheduler.discovery.objectives
+            script.know(chat=10, night=-1)
+            await w.wait_until(lambda: objectives)
+            await w.request(x_gateway_inference_objective="chat")
+            await w.request(x_gateway_inference_objective="night")
+            script.know(night=10)
+            await w.wait_until(lambda: "chat" not in objectives)
+            await w.request(x_gateway_inference_objective="chat")
+            await w.request(x_gateway_inference_objective="night")
+            assert {name: c.admitted for name, c in w.state.classes.items() if c.admitted} == {
+                "interactive": 2,
+                "default": 1,
+                "bulk": 1,
+            }
+
+    run(scenario())

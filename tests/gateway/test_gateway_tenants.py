@@ -167,6 +167,50 @@ def test_a_service_tier_stands_for_a_class_where_there_is_no_header(
     run(scenario())
 
 
+@pytest.mark.parametrize(
+    ("objective", "header", "effective"),
+    [
+        ("chat", {}, "interactive"),
+        ("night", {}, "bulk"),
+        ("unknown", {}, "default"),
+        ("chat", {"x_smg_priority": "bulk"}, "bulk"),
+        (None, {}, "default"),
+    ],
+)
+def test_an_objective_stands_for_a_class_where_there_is_no_header(
+    objective: str | None, header: dict[str, str], effective: str
+) -> None:
+    async def scenario() -> None:
+        async with world(admission={"objectives": {"chat": "interactive", "night": "bulk"}}) as w:
+            named = {} if objective is None else {"x_gateway_inference_objective": objective}
+            await w.request(body={"model": "m"}, **named, **header)
+            assert admitted(w) == {effective: 1}
+            assert b"x-gateway-inference-objective" not in dict(w.backends[0].received[0].headers)
+
+    run(scenario())
+
+
+def test_an_objective_goes_by_the_priority_that_discovery_knows() -> None:
+    async def scenario() -> None:
+        async with world(admission={"objective_priorities": {"interactive": 10, "default": 0, "bulk": -100}}) as w:
+            w.gateway.scheduler.discovery.objectives.update(high=12, low=-1, lower=-200)
+            for name in ("high", "low", "lower", "unknown"):
+                await w.request(body={"model": "m"}, x_gateway_inference_objective=name)
+            assert admitted(w) == {"interactive": 1, "bulk": 1, "default": 2}
+
+    run(scenario())
+
+
+def test_an_objective_that_says_no_class_goes_on_to_the_backend() -> None:
+    async def scenario() -> None:
+        async with world(admission={}) as w:
+            await w.request(body={"model": "m"}, x_gateway_inference_objective="chat")
+            assert admitted(w) == {"default": 1}
+            assert dict(w.backends[0].received[0].headers)[b"x-gateway-inference-objective"] == b"chat"
+
+    run(scenario())
+
+
 def test_without_classes_nothing_is_counted_of_them() -> None:
     async def scenario() -> None:
         async with world(admission={"mode": "legacy", "default_max_class": "bulk"}) as w:

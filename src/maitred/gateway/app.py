@@ -176,6 +176,7 @@ class Gateway(App):
             programs=settings.programs,
             further_keys=self._key_sources,
             notes=self.decisions,
+            objectives={} if self.scheduler.discovery is None else self.scheduler.discovery.objectives,
         )
         self._proxy = Proxy(
             config=config,

@@ -258,6 +258,7 @@ _OF_MODES: Final = {
     "legacy": ("legacy",),
     "priority": (
         *("classes", "default_max_class", "tenant_policies", "service_tiers", "on_overcommit", "promotion_share"),
+        *("objectives", "objective_priorities"),
         *("promotion_burst", "preemption_budget_ms", "on_preempt", "reserve", "slot_cost", "slot_tokens"),
     ),
     "flow-control": ("flow_control",),

@@ -144,7 +144,9 @@ class LocalScheduler(Scheduler):
         self.capacity = CapacityController(fleet, self.admission, self._slot_learning, fallback=parts.fallback)
         self._slot_learning.choose_sources(fleet.backends)
         fleet.listen(self.capacity)
-        self.discovery = self._discovery = Discovery(config, fleet, client.machine)
+        self.discovery = self._discovery = Discovery(
+            config, fleet, client.machine, wants_objectives=bool(parts.admission.objective_priorities)
+        )
         fleet.on_added += [self.watch.add, self._slot_learning.add]
         fleet.on_removed += [self.watch.remove, self._slot_learning.remove, lambda backend: client.forget(backend.origin)]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 from maitred.scheduler.interface import SOURCES, BackendSource, Told, checked_urls
 from maitred.testing.samples import factory_of
@@ -12,7 +12,7 @@ from maitred.wire.machine import Machine
 
 class _Heard(Told):
     def __init__(self) -> None:
-        self.machine = Machine()
+        self.machine, self.wants_objectives = Machine(), False
         self.has_said = asyncio.Event()
 
     def listed(self, urls: Collection[str]) -> None:
@@ -23,6 +23,12 @@ class _Heard(Told):
         assert problem, "it says that it has failed, and not why"
         assert "\n" not in problem, "it says in several lines why it has failed"
         self.has_said.set()
+
+    def objectives(self, priorities: Mapping[str, int]) -> None:
+        pass
+
+    def objectives_failed(self, problem: str) -> None:
+        pass
 
 
 def check_source(source: str | Callable[[], BackendSource], *, secs: float = 10.0) -> None:

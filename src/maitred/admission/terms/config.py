@@ -6,7 +6,7 @@ is left out keeps the value of the flavour (`presets`). `PolicyConfig` has the k
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final, Literal, TypeAlias
 
 import msgspec
@@ -173,6 +173,12 @@ class AdmissionConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
     service_tiers: dict[str, ClassName] = msgspec.field(default_factory=dict)
     """Class by the value of OpenAI's `service_tier` in the body, for requests without the header: `{priority: interactive,
     flex: bulk}`."""
+    objectives: dict[str, ClassName] = msgspec.field(default_factory=dict)
+    """Class by the objective that the header `x-gateway-inference-objective` names, as clients of the Gateway API Inference
+    Extension do, for requests without a header that names a class: `{chat: interactive}`."""
+    objective_priorities: dict[ClassName, int] = msgspec.field(default_factory=dict)
+    """Least priority at which such an objective has a class, if it is an `InferenceObjective` that discovery finds in
+    Kubernetes: `{interactive: 10, default: 0, bulk: -100}`. Empty: these are not read."""
     on_overcommit: Literal["legacy", "clamp"] = "legacy"
     """If reservations exceed the capacity at start-up: `legacy` serves without classes until they fit, `clamp` scales them
     down."""
@@ -217,6 +223,19 @@ class AdmissionConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
                 problem = tenant_problem(tenant)
                 if problem:
                     raise ValueError(f"tenant_policies: {problem}")
+
+    @property
+    def reads_objectives(self) -> bool:
+        """Whether the objective of a request says its class."""
+        return bool(self.objectives or self.objective_priorities)
+
+    def class_of_objective(self, name: str, priorities: Mapping[str, int]) -> PriorityClass | None:
+        """Return the class of an objective, or None if nothing is said of it. `priorities` are the known ones, by name."""
+        found = self.objectives.get(name)
+        if found is None and name in priorities:
+            reached = {least: label for label, least in self.objective_priorities.items() if least <= priorities[name]}
+            found = reached[max(reached)] if reached else None
+        return None if found is None else class_from_name(found)
 
     def class_rules(self, c: PriorityClass) -> ClassRules:
         """Return the complete rules of class `c`. A floor without a share reserves the floor alone, as in SMG's files; if

@@ -32,6 +32,7 @@ from maitred.wire.exchange import Exchange
 from maitred.wire.messages import Headers
 
 PRIORITY_HEADERS: Final = frozenset((b"x-smg-priority", b"x-maitred-priority"))
+OBJECTIVE_HEADER: Final = b"x-gateway-inference-objective"
 _NOT_FORWARDED: Final = (
     HOP_BY_HOP_HEADERS
     | PRIORITY_HEADERS
@@ -65,6 +66,8 @@ class InboundHead:
         """Whether there is such a header, and it is neither empty nor anything but printable ASCII."""
         self.requested_class: PriorityClass | None = PriorityClass.DEFAULT
         """The class that it names, or None if it names none."""
+        self.objective: str | None = None
+        """What the header of the Gateway API Inference Extension names, where objectives say classes."""
         self.page_problem: str | None = None
         """Why a page in a browser may have sent it (`local_access`), or "" if none may; None before anyone has asked."""
         self.route: Route | None = None
@@ -143,3 +146,5 @@ class HeadReader:
             inbound.priority = value
         elif name == DECISION_HEADER:
             inbound.asks_decision = True
+        elif name == OBJECTIVE_HEADER:
+            inbound.objective = value.decode("latin-1")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from maitred.gateway.access.auth import ApiKeys, FurtherKeys
 from maitred.gateway.access.cors import CrossOrigins
-from maitred.gateway.access.inbound_head import HeadReader
+from maitred.gateway.access.inbound_head import OBJECTIVE_HEADER, HeadReader
 from maitred.gateway.access.page_access import PageAccess
 from maitred.gateway.bodies.agent_headers import SessionReader
 from maitred.gateway.bodies.program_fields import OWN_HEADERS, ProgramReader
@@ -32,10 +32,11 @@ class IntakeRules:
         *,
         reads_usage: bool,
         reads_answers: bool = True,
+        reads_objectives: bool = False,
     ) -> None:
         """`further_keys` are those outside of the configuration. `reads_usage` says that the usage of every generated answer is
         read, `reads_answers` that answers pass this process: if not, a usage that a client has not asked for could not be
-        hidden from it."""
+        hidden from it. `reads_objectives`: the objective of a request says its class, and goes no further."""
         self.config = config
         self.cross_origins = CrossOrigins(config.cors_origins) if config.cors_origins else None
         sessions = SessionReader(programs.session_headers)
@@ -55,6 +56,7 @@ class IntakeRules:
                 *((AUTHORIZATION_HEADER, API_KEY_HEADER) if self.keys or own else ()),
                 # A backend that is itself a gateway would count programs a second time.
                 *(OWN_HEADERS if self.programs is not None else []),
+                *([OBJECTIVE_HEADER] if reads_objectives else []),
                 *(TRACE_HEADERS if config.otel.endpoint is not None else []),  # Those of each attempt stand in their place.
             ],
             added=[(AUTHORIZATION_HEADER, f"Bearer {own}".encode())] if own else [],

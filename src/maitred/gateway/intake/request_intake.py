@@ -5,7 +5,7 @@ Everything that can be decided about a request by itself is decided here, before
     1. the tenant   by its API key, if keys are configured; else 401, and nothing else is read
     2. the body     read whole, within its size limit and the budget of all bodies: a slow upload holds no slot
     3. the fields   only those that decisions depend on are parsed; an invalid body is refused
-    4. the class    by its header, else by `service_tier`, else `default`; never above the cap of the tenant
+    4. the class    by its header, else its objective, else `service_tier`, else `default`; never above the cap of the tenant
 
 A request that is refused here is counted by its error code (`intake_refusals`), and admission never sees it. Compiled
 (`tools/compile.py`).
@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, cast
 
 from maitred.admission import Admission
@@ -78,13 +79,14 @@ class RequestIntake:
         notes: DecisionLog | None = None,
         eligible: Callable[[Exchange, ServedModel], tuple[int, ...]] | None = None,
         further_keys: Sequence[FurtherKeys] = (),
+        objectives: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         """`core` has the admission config in force. `budget` is that of all bodies. `observer` is told of refused requests.
         `signals` are those that the router reads. `reads_answers` says that answers pass this process.
         `notes` is told which class a request has asked for, if there is a log.
         `eligible` returns which backends alone may have a request (`Request.instances`), and raises ApiError if none may; None:
-        any may."""
-        self._core = core
+        any may. `objectives` are the priorities of those that discovery finds."""
+        self._core, self._objectives = core, objectives
         self._fleet = fleet
         self._counters, self._further_keys = counters, further_keys
         self._clock = clock
@@ -114,6 +116,7 @@ class RequestIntake:
             *(config, programs, self._signals, self._further_keys),
             reads_usage=reads_usage,
             reads_answers=self._reads_answers,
+            reads_objectives=self._core.config.reads_objectives,
         )
 
     def use(self, rules: IntakeRules) -> None:
@@ -275,12 +278,20 @@ class RequestIntake:
 
     def _asked_class(self, inbound: InboundHead, fields: BodyFields) -> PriorityClass:
         """Return the class that a request asks for; the default class if it asks for none, or for one that there is not."""
+        of_objective = self._class_of_objective(inbound)
+        if of_objective is not None:
+            return of_objective
         # Beside `_effective_class` and not in it, because a call would cost every request, and few clients ask.
         tiers, tier = self._core.config.service_tiers, fields.service_tier
         named = inbound.requested_class
         if not inbound.names_class and isinstance(tier, str) and tier in tiers:
             named = class_from_name(tiers[tier])
         return _DEFAULT_CLASS if named is None else named
+
+    def _class_of_objective(self, inbound: InboundHead) -> PriorityClass | None:
+        if inbound.objective is None or inbound.names_class:
+            return None
+        return self._core.config.class_of_objective(inbound.objective, self._objectives)
 
     def _class_note(self, inbound: InboundHead, fields: BodyFields, request: Request) -> dict[str, Any]:
         """Return which class a request has asked for, and by which rule it was given its own."""
@@ -290,6 +301,8 @@ class RequestIntake:
             note["rule"] = f"the highest that tenant {request.tenant} may have"
         elif inbound.names_class and inbound.requested_class is None:
             note["rule"] = "as there is no class of the name that it gave"
+        elif self._class_of_objective(inbound) is not None:
+            note["rule"] = f"by its objective {inbound.objective}"
         elif not inbound.names_class:
             note["rule"] = "as it named none" if fields.service_tier is None else "by its service_tier"
         return note
@@ -303,6 +316,8 @@ class RequestIntake:
             named = own_class
         if not inbound.names_class and isinstance(tier, str) and tier in config.service_tiers:
             named = class_from_name(config.service_tiers[tier])
+        if inbound.objective is not None and (of_objective := self._class_of_objective(inbound)) is not None:
+            named = of_objective
         requested = _DEFAULT_CLASS if named is None else named
         cap = config.class_cap(tenant) if own_class is None else own_class
         effective = requested if requested <= cap else cap

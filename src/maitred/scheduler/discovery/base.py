@@ -7,7 +7,7 @@ a while, so it may simply raise where it does not know what to do.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Final, Protocol
 
 import msgspec
@@ -39,6 +39,8 @@ class Told(Protocol):
 
     machine: Machine
     """The clock and the name service."""
+    wants_objectives: bool
+    """Whether anything goes by objectives, so that a source which knows of them says so (`objectives`)."""
 
     def listed(self, urls: Collection[str]) -> None:
         """Tell that these are all backends that the source lists now, as `http://host:port`. Raises SourceError for what is no
@@ -47,6 +49,14 @@ class Told(Protocol):
 
     def failed(self, problem: str) -> None:
         """Tell why the source cannot say what it lists."""
+        ...
+
+    def objectives(self, priorities: Mapping[str, int]) -> None:
+        """Tell that these are all objectives of requests that the source knows, with their priorities."""
+        ...
+
+    def objectives_failed(self, problem: str) -> None:
+        """Tell why the source cannot say which objectives there are. Its backends are not concerned."""
         ...
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from maitred.core.errors import ConfigError
@@ -46,8 +46,9 @@ class _Teller(Told):
     """What one source tells."""
 
     def __init__(self, discovery: Discovery, state: SourceState) -> None:
-        self.machine = discovery.machine
+        self.machine, self.wants_objectives = discovery.machine, discovery.wants_objectives
         self._discovery, self._state = discovery, state
+        self._objectives_problem = ""
 
     def listed(self, urls: Collection[str]) -> None:
         self._discovery.on_listed(self._state, checked_urls(urls))
@@ -55,13 +56,25 @@ class _Teller(Told):
     def failed(self, problem: str) -> None:
         self._discovery.on_failed(self._state, problem)
 
+    def objectives(self, priorities: Mapping[str, int]) -> None:
+        self._objectives_problem = ""
+        self._discovery.on_objectives(self._state, priorities)
+
+    def objectives_failed(self, problem: str) -> None:
+        if problem != self._objectives_problem:
+            log.warning("%s cannot say which objectives there are, the last ones hold: %s", self._state.name, problem)
+        self._objectives_problem = problem
+
 
 class Discovery:
     """The sources of one fleet, from `start` to `close`."""
 
-    def __init__(self, config: FleetConfig, fleet: FleetView, machine: Machine) -> None:
+    def __init__(self, config: FleetConfig, fleet: FleetView, machine: Machine, *, wants_objectives: bool = False) -> None:
         """Raises ConfigError for a source that is unknown or cannot be made."""
-        self.machine = machine
+        self.machine, self.wants_objectives = machine, wants_objectives
+        self.objectives: dict[str, int] = {}
+        """The priorities of all objectives that sources know, by name; it is always the same dictionary."""
+        self._objectives_of: dict[str, Mapping[str, int]] = {}
         self._fleet, self._clock = fleet, machine.clock
         self._core = BackendSet(config.discovery)
         self._sources: list[tuple[SourceState, BackendSource]] = []
@@ -156,6 +169,16 @@ class Discovery:
         state.problem = problem
         self._apply(self._core.failed(state.name, self._clock.now()))
         state.has_answered.set()
+
+    def on_objectives(self, state: SourceState, priorities: Mapping[str, int]) -> None:
+        """A source knows these objectives."""
+        if priorities != self._objectives_of.get(state.name):
+            words = ", ".join(f"{name} ({priority})" for name, priority in [*priorities.items()][:_SHOWN])
+            log.info("%s knows %d objectives: %s", state.name, len(priorities), words or "none")
+        self._objectives_of[state.name] = priorities
+        self.objectives.clear()
+        for known in self._objectives_of.values():
+            self.objectives.update(known)
 
     async def _run(self, state: SourceState, source: BackendSource) -> None:
         teller = _Teller(self, state)

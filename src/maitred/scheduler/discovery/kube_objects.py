@@ -3,11 +3,12 @@
 EndpointSlice    an endpoint is a backend unless it is not ready or terminates; `port` by number or name, else the only one
 Pod              one that is ready, runs and is not being deleted
 InferencePool    selects pods, and says on which port they serve
+InferenceObjective    has a priority, for the requests that name it, in one pool
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -60,13 +61,27 @@ class PodStatus(msgspec.Struct):
     conditions: list[PodCondition] | None = None
 
 
+class PoolReference(msgspec.Struct):
+    """Names a pool."""
+
+    name: str = ""
+
+
+class Spec(msgspec.Struct, rename="camel"):
+    """What an InferenceObjective says; pods have other things there."""
+
+    priority: int | None = None
+    pool_ref: PoolReference | None = None
+
+
 class KubeObject(msgspec.Struct):
-    """An EndpointSlice or a Pod."""
+    """An EndpointSlice, a Pod or an InferenceObjective."""
 
     metadata: Meta = msgspec.field(default_factory=Meta)
     endpoints: list[Endpoint] | None = None
     ports: list[Port] | None = None
     status: PodStatus | None = None
+    spec: Spec | None = None
 
 
 class KubeList(msgspec.Struct):
@@ -87,10 +102,10 @@ class Selection(msgspec.Struct, frozen=True):
     """What is listed, and how a backend is read of it."""
 
     path: str
-    labels: str
-    port: str
+    labels: str = ""
+    port: str = ""
     """The number or the name of the port; empty: the only one."""
-    scheme: str
+    scheme: str = "http"
 
 
 def service_selection(namespace: str, service: str, port: str, scheme: str) -> Selection:
@@ -132,6 +147,18 @@ def urls_of(found: KubeObject, selection: Selection) -> Iterator[str]:
             yield from (url_of(endpoint.addresses[0], port, selection.scheme) for endpoint in ready)
     elif found.status is not None and found.status.pod_ip and _runs(found):
         yield url_of(found.status.pod_ip, int(selection.port), selection.scheme)
+
+
+OBJECTIVES_PATH: Final = "/apis/inference.networking.x-k8s.io/v1alpha2/namespaces/{}/inferenceobjectives"
+MAX_OBJECTIVES: Final = 10_000
+"""Objectives that are kept; the others are not known."""
+
+
+def priorities_of(objects: Iterable[KubeObject], pool: str) -> dict[str, int]:
+    """Return the priorities of the objectives of a pool, by name; 0 of one that names none."""
+    specs = [(found.metadata.name, found.spec) for found in objects if found.spec is not None]
+    named = [(name, spec.priority or 0) for name, spec in specs if spec.pool_ref is None or spec.pool_ref.name == pool]
+    return dict(named[:MAX_OBJECTIVES])
 
 
 def _is_ready(conditions: Conditions | None) -> bool:

@@ -9,29 +9,34 @@
     any other error                   a failure: the last list holds, and is read again after a while, up to `_LONGEST_WAIT`
 
 The service account must be allowed to get, list and watch `endpointslices` (of `discovery.k8s.io`), or `pods` and
-`inferencepools`, in the namespace.
+`inferencepools`, in the namespace; and `inferenceobjectives`, which are followed in the same way beside the pods of a pool
+where classes go by them (`admission.objective_priorities`). If these cannot be read, backends are found all the same.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final, TypeAlias
 
 import msgspec
 
 from maitred.core.units import to_seconds
 from maitred.scheduler.discovery.base import SOURCES, BackendSource, SourceError, SourceInfo, Told, check_scheme, check_secs
 from maitred.scheduler.discovery.kube_objects import (
+    OBJECTIVES_PATH,
     POOL_PATHS,
     KubeList,
     KubeObject,
     Selection,
     WatchEvent,
     pool_selection,
+    priorities_of,
     service_selection,
     urls_of,
 )
 from maitred.scheduler.kube_clients import ACCOUNT, GONE, KubeApi, KubeError, open_kube, require_lightkube
+from maitred.wire.machine import Machine
 
 _PAGE: Final = "500"
 """Objects in one part of a list."""
@@ -39,6 +44,8 @@ _FIRST_WAIT: Final = 0.5
 _LONGEST_WAIT: Final = 30.0
 _SHORTEST_WATCH: Final = 1.0
 """Seconds below which a watch that has ended is a failure."""
+_Select: TypeAlias = Callable[[KubeApi], Awaitable[Selection]]
+_Tell: TypeAlias = Callable[[Iterable[KubeObject], Selection], None]
 _decode_list = msgspec.json.Decoder(KubeList).decode
 _decode_event = msgspec.json.Decoder(WatchEvent).decode
 _decode_object = msgspec.json.Decoder(KubeObject).decode
@@ -75,28 +82,46 @@ class KubernetesSource(BackendSource):
         self._port, self._scheme, self._resync, self._account = port, scheme, resync, account
 
     async def run(self, told: Told) -> None:
+        following = self._run(self._selection, self._tell_backends(told), told.failed, told.machine)
+        if not (self._pool and told.wants_objectives):
+            await following
+            return
+        of_objectives = self._run(self._objectives, self._tell_objectives(told), told.objectives_failed, told.machine)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(following)
+            tasks.create_task(of_objectives)
+
+    def _tell_backends(self, told: Told) -> _Tell:
+        return lambda objects, of: told.listed([url for found in objects for url in urls_of(found, of)])
+
+    def _tell_objectives(self, told: Told) -> _Tell:
+        return lambda objects, _: told.objectives(priorities_of(objects, self._pool))
+
+    async def _run(self, select: _Select, tell: _Tell, failed: Callable[[str], object], machine: Machine) -> None:
+        """Follow what `select` names, tell what there is, and why that cannot be said."""
         wait = _FIRST_WAIT
         while True:
             try:
                 api = open_kube(self._account)
                 try:
                     while True:
-                        await self._follow(api, told)
+                        await self._follow(api, await select(api), tell, failed, machine)
                         wait = _FIRST_WAIT
                 finally:
                     await api.close()
             except (KubeError, SourceError, msgspec.MsgspecError) as error:
-                told.failed(" ".join(str(error).split()))
-            await asyncio.sleep(wait * (1 + told.machine.random.random() / 4))
+                failed(" ".join(str(error).split()))
+            await asyncio.sleep(wait * (1 + machine.random.random() / 4))
             wait = min(_LONGEST_WAIT, 2 * wait)
 
-    async def _follow(self, api: KubeApi, told: Told) -> None:
+    async def _follow(
+        self, api: KubeApi, selection: Selection, tell: _Tell, failed: Callable[[str], object], machine: Machine
+    ) -> None:
         """List once, and watch for as long as the list is good. Raises KubeError and SourceError."""
-        selection = await self._selection(api)
         objects, version = await self._list(api, selection)
-        listing = _Listing(selection, objects, version, told)
+        listing = _Listing(selection, objects, version, tell)
         listing.tell()
-        clock = told.machine.clock
+        clock = machine.clock
         end, wait = clock.now() + round(self._resync * 1e6), _FIRST_WAIT
         while (left := to_seconds(end - clock.now())) > 0:
             began_at = clock.now()
@@ -106,7 +131,7 @@ class KubernetesSource(BackendSource):
             except KubeError as error:
                 if error.status == GONE:
                     return
-                told.failed(str(error))
+                failed(str(error))
             else:
                 if to_seconds(clock.now() - began_at) >= _SHORTEST_WATCH:
                     wait = _FIRST_WAIT
@@ -128,9 +153,12 @@ class KubernetesSource(BackendSource):
             return pool_selection(pool, namespace, self._port, self._scheme)
         raise SourceError(f"there is no InferencePool {self._pool} in the namespace {namespace}")
 
+    async def _objectives(self, api: KubeApi) -> Selection:
+        return Selection(OBJECTIVES_PATH.format(self._namespace or api.namespace))
+
     async def _list(self, api: KubeApi, selection: Selection) -> tuple[dict[str, KubeObject], str]:
         objects = dict[str, KubeObject]()
-        params = {"labelSelector": selection.labels, "limit": _PAGE}
+        params = {**_labels(selection), "limit": _PAGE}
         while True:
             part = _decode_list(await api.ask("GET", selection.path, params))
             objects |= {found.metadata.name: found for found in part.items}
@@ -142,17 +170,17 @@ class KubernetesSource(BackendSource):
 class _Listing:
     """A list, kept up to date by what a watch says."""
 
-    def __init__(self, selection: Selection, objects: dict[str, KubeObject], version: str, told: Told) -> None:
-        self._selection, self._objects, self._version, self._told = selection, objects, version, told
+    def __init__(self, selection: Selection, objects: dict[str, KubeObject], version: str, tell: _Tell) -> None:
+        self._selection, self._objects, self._version, self._tell = selection, objects, version, tell
 
     def tell(self) -> None:
         """Tell what is listed now. Raises SourceError."""
-        self._told.listed([url for found in self._objects.values() for url in urls_of(found, self._selection)])
+        self._tell(self._objects.values(), self._selection)
 
     async def watch(self, api: KubeApi, secs: float) -> bool:
         """Watch until the API ends that. Return whether the watch may go on from the last version. Raises KubeError."""
         params = {
-            "labelSelector": self._selection.labels,
+            **_labels(self._selection),
             "watch": "1",
             "allowWatchBookmarks": "true",
             "resourceVersion": self._version,
@@ -183,6 +211,10 @@ class _Listing:
         if said.code == GONE:
             return False
         raise KubeError(f"the watch has failed: {said.message or said.code}", said.code)
+
+
+def _labels(selection: Selection) -> dict[str, str]:
+    return {"labelSelector": selection.labels} if selection.labels else {}
 
 
 class _Problem(msgspec.Struct):
