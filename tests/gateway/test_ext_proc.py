@@ -5,22 +5,22 @@ import asyncio
 import msgspec
 import pytest
 
-pytest.importorskip("grpc", reason="needs maitred[envoy]")
-pytest.importorskip("envoy.service.ext_proc.v3.external_processor_pb2", reason="needs maitred[envoy]")
+pytest.importorskip("grpc", reason="a client of grpcio plays Envoy")
+pytest.importorskip("hpack", reason="needs maitred[envoy]")
 
-from envoy.service.ext_proc.v3.external_processor_pb2 import HttpBody, ProtocolConfiguration
 from envoy_world import BUFFERED, FULL_DUPLEX, head, running_picker, until
 from google.protobuf.struct_pb2 import Struct
 from scripted_source import SCRIPT
 from world import CHAT, Backend, admission_config, programs_config, run_on_sockets
 
+from maitred.gateway.envoy.ext_proc_schema import proto
 from maitred.gateway.envoy.grpc_services import EXT_PROC_SERVICE
 
 BODY = msgspec.json.encode({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
 ENDPOINT = "x-gateway-destination-endpoint"
 SERVING, NOT_SERVING = 1, 2
 STREAMED = 1
-MODES = ProtocolConfiguration(request_body_mode=STREAMED)
+MODES = proto.ProtocolConfiguration(request_body_mode=STREAMED)
 PREEMPTING = admission_config(classes={"system": {"can_preempt": True}}, on_preempt="retry")
 
 
@@ -172,11 +172,9 @@ def test_only_endpoints_of_the_subset_are_picked():
 
 
 def subset(endpoints):
-    from envoy.config.core.v3.base_pb2 import Metadata
-
     hint = Struct()
     hint.update({f"{ENDPOINT}-subset": endpoints})
-    return Metadata(filter_metadata={"envoy.lb.subset_hint": hint})
+    return proto.Metadata(filter_metadata={"envoy.lb.subset_hint": hint})
 
 
 def test_refusals_are_those_of_a_gateway():
@@ -261,7 +259,7 @@ def test_streamed_responses_come_back_behind_their_headers():
             await stream.response_headers()
             pieces = [b"data: 1", b"x" * 150_000, b""]
             for piece in pieces:
-                await stream.send(response_body=HttpBody(body=piece, end_of_stream=not piece))
+                await stream.send(response_body=proto.HttpBody(body=piece, end_of_stream=not piece))
             assert (await stream.read()).HasField("response_headers")
             body, ends = b"", False
             while not ends:

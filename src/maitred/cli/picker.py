@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from maitred.scheduler.link_config import SchedulerConfig
 
 log = logging.getLogger("maitred.gateway")
-_NEEDED: Final = ("hpack", "google.protobuf", "envoy.service.ext_proc.v3")
+_NEEDED: Final = ("hpack", "google.protobuf")
 
 
 def require_extra(where: str) -> None:
@@ -67,9 +67,6 @@ def serve_with_envoy(
     if loaded.config.scheduler.addresses:
         hint = "leave one of them out; or maitred scheduler --ext-proc, with an Envoy of its own"
         raise ConfigError("a gateway behind Envoy schedules for itself, and goes not with --scheduler", where=where, hint=hint)
-    if loaded.config.gateway.discover:
-        hint = "leave one of them out; or maitred scheduler --ext-proc, with an Envoy that finds backends by itself"
-        raise ConfigError("the Envoy that is started here has the backends of --backend alone", where=where, hint=hint)
     require_extra(where)
     from maitred.cli.made_gateway import make_gateway, this_machine
     from maitred.files.undo import whole_or_nothing

@@ -197,7 +197,6 @@ class Gateway(App):
         except ImportError as error:
             problem, cure = f"OpenTelemetry is not installed ({error.name})", "pip install 'maitred[otel]'"
             if not isinstance(error, ModuleNotFoundError):
-                # The extra `envoy` brings xds-protos, which has old files of that package in it.
                 problem = "the files of opentelemetry-proto are not its own, but those of another package (xds-protos has some)"
                 cure = "pip install --no-deps --force-reinstall opentelemetry-proto"
             raise ConfigError(problem, where="gateway.otel", hint=cure) from error

@@ -10,6 +10,7 @@ grpc_services.py      what is served over gRPC: ext_proc, and the health of the 
 http2.py              HTTP/2 below it, without I/O; http2_stream.py: of one call
 ext_proc_stream.py    one HTTP request at Envoy, message by message
 ext_proc_messages.py  what is said to Envoy, as bytes
+ext_proc_schema.py    its messages: names and numbers of fields
 picked_attempts.py    a request that Envoy sends: until its response begins, and until it ends
 endpoints.py          backends as Envoy knows them: addresses with ports
 envoy_gateway.py      a picker with an Envoy of its own: what `maitred serve --data-plane envoy` serves

@@ -55,6 +55,8 @@ class EnvoyPlan:
     body_mode: str = "BUFFERED"
     """How bodies of requests are sent to the picker: BUFFERED or FULL_DUPLEX_STREAMED."""
     max_body_bytes: int = 32 * 1024 * 1024
+    backends_file: str | None = None
+    """File from which Envoy reads its backends (`backends_of`) whenever it is replaced; None: the configuration has them."""
     pages: LinkAddress | None = None
     """Where the pages of health are, which clients get under the same paths, or None if they get none."""
 
@@ -64,12 +66,20 @@ def bootstrap(plan: EnvoyPlan) -> dict[str, Any]:
     made: dict[str, Any] = {
         "static_resources": {
             "listeners": [_listener(plan)],
-            "clusters": [_backends(plan), _pickers(plan), *_pages(plan)],
+            "clusters": [*([_backends(plan)] if plan.backends_file is None else []), _pickers(plan), *_pages(plan)],
         }
     }
+    if plan.backends_file is not None:
+        watched = {"path_config_source": {"path": plan.backends_file}, "resource_api_version": "V3"}
+        made |= {"node": {"id": "maitred", "cluster": "maitred"}, "dynamic_resources": {"cds_config": watched}}
     if plan.admin is not None:
         made["admin"] = {"address": _address(plan.admin.host, plan.admin.port)}
     return made
+
+
+def backends_of(plan: EnvoyPlan) -> dict[str, Any]:
+    """Return what stands in `backends_file`. Raises ConfigError for a backend that is no URL."""
+    return {"resources": [{"@type": _TYPES + "config.cluster.v3.Cluster", **_backends(plan)}]}
 
 
 def _listener(plan: EnvoyPlan) -> dict[str, Any]:
@@ -119,7 +129,11 @@ def _connection_manager(plan: EnvoyPlan) -> dict[str, Any]:
             _typed("envoy.filters.http.ext_proc", "extensions.filters.http.ext_proc.v3.ExternalProcessor", _ext_proc(plan)),
             _typed("envoy.filters.http.router", "extensions.filters.http.router.v3.Router", {"suppress_envoy_headers": False}),
         ],
-        "route_config": {"name": "all", "virtual_hosts": [{"name": "all", "domains": ["*"], "routes": _routes(plan)}]},
+        "route_config": {
+            "name": "all",
+            "virtual_hosts": [{"name": "all", "domains": ["*"], "routes": _routes(plan)}],
+            "validate_clusters": plan.backends_file is None,  # The cluster of a file comes later.
+        },
     }
 
 

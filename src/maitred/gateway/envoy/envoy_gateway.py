@@ -19,7 +19,7 @@ from maitred.core.errors import ConfigError, describe_os_error
 from maitred.gateway.envoy.bootstrap import EnvoyPlan
 from maitred.gateway.envoy.envoy_process import EnvoyProcess
 from maitred.gateway.envoy.picker_scheduler import PickerScheduler
-from maitred.scheduler.interface import LinkAddress
+from maitred.scheduler.interface import Backend, LinkAddress
 from maitred.wire.server import OpenPort
 from maitred.wire.server_context import ServerContext
 
@@ -49,6 +49,10 @@ class EnvoyGateway(PickerScheduler):
         self._envoy = envoy = EnvoyProcess(self._plan(), self._threads())
         await envoy.start()
         await self._until_listening(envoy)
+        fleet = self.scheduler.fleet
+        fleet.on_added.append(self._tell_backends)
+        fleet.on_removed.append(self._tell_backends)
+        self._tell_backends()
         self._keeping = asyncio.get_running_loop().create_task(self._keep(envoy))
 
     @property
@@ -66,10 +70,15 @@ class EnvoyGateway(PickerScheduler):
             await self._envoy.stop()
         await super().stop()
 
+    def _tell_backends(self, _changed: Backend | None = None) -> None:
+        """Have Envoy know the backends that there are."""
+        if self._envoy is not None:
+            self._envoy.set_backends([backend.url for backend in self.scheduler.fleet.backends])
+
     def _plan(self) -> EnvoyPlan:
         config, picker = self.config, self.ext_proc_address
         return EnvoyPlan(
-            backends=config.backends,
+            backends=[backend.url for backend in self.scheduler.fleet.backends],
             pickers=[picker],
             listen=LinkAddress(config.host, config.port),
             tls_cert=config.tls_cert,

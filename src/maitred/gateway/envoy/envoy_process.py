@@ -1,6 +1,7 @@
 """An Envoy that is a child of this process (`maitred serve --data-plane envoy`).
 
-Its configuration is a file in a folder of its own, which goes with it. Envoy serves once a picker is ready: until then its
+Its configuration is a file in a folder of its own, which goes with it; its backends are another one, which is replaced when
+they come and go. Envoy serves once a picker is ready: until then its
 listener answers 503, as it does whenever there is none.
 """
 
@@ -8,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import shutil
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -18,7 +21,7 @@ from typing import Final
 import msgspec
 
 from maitred.core.errors import ConfigError
-from maitred.gateway.envoy.bootstrap import EnvoyPlan, bootstrap
+from maitred.gateway.envoy.bootstrap import EnvoyPlan, backends_of, bootstrap
 
 _KILL_SECS: Final = 5.0
 
@@ -48,18 +51,28 @@ class EnvoyProcess:
     def __init__(self, plan: EnvoyPlan, concurrency: int | None = None) -> None:
         """`concurrency` is the number of its threads; None: as many as it may use processors. Raises ConfigError if there is no
         Envoy."""
-        self._path, self._plan = require_envoy("--data-plane"), plan
+        self._path = require_envoy("--data-plane")
         self._concurrency = concurrency or len(os.sched_getaffinity(0))
         self._folder = TemporaryDirectory(prefix="maitred-envoy-")
+        self._plan = dataclasses.replace(plan, backends_file=str(Path(self._folder.name) / "backends.json"))
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
         """Start it."""
         config = Path(self._folder.name) / "envoy.json"
+        self.set_backends(self._plan.backends)
         config.write_bytes(msgspec.json.encode(bootstrap(self._plan)))
         flags = ("-c", str(config), "--concurrency", str(self._concurrency), "-l", "error", "--disable-hot-restart")
         # A signal to the group of this process is for this process, which ends Envoy when its requests have ended.
         self._process = await asyncio.create_subprocess_exec(self._path, *flags, start_new_session=True)
+
+    def set_backends(self, urls: Sequence[str]) -> None:
+        """Have Envoy know these backends, from now on or from its start on."""
+        self._plan = dataclasses.replace(self._plan, backends=urls)
+        path = Path(str(self._plan.backends_file))
+        new = path.with_suffix(".new")
+        new.write_bytes(msgspec.json.encode(backends_of(self._plan)))
+        new.replace(path)  # Envoy looks for a file that is moved there.
 
     @property
     def pid(self) -> int | None:

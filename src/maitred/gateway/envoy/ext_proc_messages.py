@@ -7,23 +7,11 @@ follow from (`PickedMessages`), and a pick costs a look-up.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from envoy.config.core.v3.base_pb2 import HeaderValue, HeaderValueOption
-from envoy.service.ext_proc.v3.external_processor_pb2 import (
-    BodyMutation,
-    BodyResponse,
-    CommonResponse,
-    HeaderMutation,
-    HeadersResponse,
-    ImmediateResponse,
-    ProcessingResponse,
-    StreamedBodyResponse,
-    TrailersResponse,
-)
-from envoy.type.v3.http_status_pb2 import HttpStatus
 from google.protobuf.struct_pb2 import Struct
 
+from maitred.gateway.envoy.ext_proc_schema import OVERWRITE, proto
 from maitred.wire.messages import Headers
 
 ENDPOINT: Final = "x-gateway-destination-endpoint"
@@ -35,7 +23,6 @@ SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
 _MAX_CHUNK: Final = 62_000
 """Bytes of a body in one message, at most: what Envoy takes in one of its buffers (as in GAIE's pickers)."""
 _MAX_KEPT: Final = 1_024
-_OVERWRITE: Final = HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 
 
 class Pick(NamedTuple):
@@ -78,23 +65,23 @@ class PickedMessages:
 
 def _picked(pick: Pick, *, of_headers: bool, body: bytes | None = None) -> bytes:
     headers = [(ENDPOINT.encode(), pick.endpoints.encode()), *pick.added]
-    common = CommonResponse(
-        header_mutation=HeaderMutation(set_headers=_options(headers), remove_headers=pick.removed),
-        body_mutation=None if body is None else BodyMutation(body=body),
+    common = proto.CommonResponse(
+        header_mutation=proto.HeaderMutation(set_headers=_options(headers), remove_headers=pick.removed),
+        body_mutation=None if body is None else proto.BodyMutation(body=body),
         clear_route_cache=True,
     )
     metadata = Struct()
     metadata.update({NAMESPACE: {ENDPOINT: pick.endpoints}})
     if of_headers:
-        said = ProcessingResponse(request_headers=HeadersResponse(response=common), dynamic_metadata=metadata)
+        said = proto.ProcessingResponse(request_headers=proto.HeadersResponse(response=common), dynamic_metadata=metadata)
     else:
-        said = ProcessingResponse(request_body=BodyResponse(response=common), dynamic_metadata=metadata)
+        said = proto.ProcessingResponse(request_body=proto.BodyResponse(response=common), dynamic_metadata=metadata)
     return bytes(said.SerializeToString())
 
 
-def _options(headers: Iterable[tuple[bytes, bytes]]) -> list[HeaderValueOption]:
+def _options(headers: Iterable[tuple[bytes, bytes]]) -> list[Any]:
     return [
-        HeaderValueOption(header=HeaderValue(key=name.decode("latin-1"), raw_value=value), append_action=_OVERWRITE)
+        proto.HeaderValueOption(header=proto.HeaderValue(key=name.decode("latin-1"), raw_value=value), append_action=OVERWRITE)
         for name, value in headers
     ]
 
@@ -106,22 +93,22 @@ def streamed_body(body: bytes, *, is_response: bool = False, ends: bool = True) 
 
 
 def _chunk(chunk: bytes, *, is_response: bool, ends: bool) -> bytes:
-    streamed = StreamedBodyResponse(body=chunk, end_of_stream=ends)
-    response = BodyResponse(response=CommonResponse(body_mutation=BodyMutation(streamed_response=streamed)))
-    said = ProcessingResponse(response_body=response) if is_response else ProcessingResponse(request_body=response)
+    streamed = proto.StreamedBodyResponse(body=chunk, end_of_stream=ends)
+    response = proto.BodyResponse(response=proto.CommonResponse(body_mutation=proto.BodyMutation(streamed_response=streamed)))
+    said = proto.ProcessingResponse(response_body=response) if is_response else proto.ProcessingResponse(request_body=response)
     return bytes(said.SerializeToString())
 
 
 def immediate_response(status: int, headers: Headers, body: bytes) -> bytes:
     """Return the answer by which Envoy responds itself, and asks no backend, or gives up the one that it has asked."""
-    response = ImmediateResponse(
-        status=HttpStatus(code=status), headers=HeaderMutation(set_headers=_options(headers)), body=body
+    response = proto.ImmediateResponse(
+        status=proto.HttpStatus(code=status), headers=proto.HeaderMutation(set_headers=_options(headers)), body=body
     )
-    return bytes(ProcessingResponse(immediate_response=response).SerializeToString())
+    return bytes(proto.ProcessingResponse(immediate_response=response).SerializeToString())
 
 
-CONTINUE_REQUEST_HEADERS: Final = ProcessingResponse(request_headers=HeadersResponse()).SerializeToString()
-CONTINUE_REQUEST_TRAILERS: Final = ProcessingResponse(request_trailers=TrailersResponse()).SerializeToString()
-CONTINUE_RESPONSE_HEADERS: Final = ProcessingResponse(response_headers=HeadersResponse()).SerializeToString()
-CONTINUE_RESPONSE_BODY: Final = ProcessingResponse(response_body=BodyResponse()).SerializeToString()
-CONTINUE_RESPONSE_TRAILERS: Final = ProcessingResponse(response_trailers=TrailersResponse()).SerializeToString()
+CONTINUE_REQUEST_HEADERS: Final = proto.ProcessingResponse(request_headers=proto.HeadersResponse()).SerializeToString()
+CONTINUE_REQUEST_TRAILERS: Final = proto.ProcessingResponse(request_trailers=proto.TrailersResponse()).SerializeToString()
+CONTINUE_RESPONSE_HEADERS: Final = proto.ProcessingResponse(response_headers=proto.HeadersResponse()).SerializeToString()
+CONTINUE_RESPONSE_BODY: Final = proto.ProcessingResponse(response_body=proto.BodyResponse()).SerializeToString()
+CONTINUE_RESPONSE_TRAILERS: Final = proto.ProcessingResponse(response_trailers=proto.TrailersResponse()).SerializeToString()

@@ -21,16 +21,14 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Final, NamedTuple, Protocol
 
-from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
-from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest
-
 from maitred.gateway.envoy import ext_proc_messages as messages
 from maitred.gateway.envoy.ext_proc_messages import Pick, PickedMessages
+from maitred.gateway.envoy.ext_proc_schema import BODY_MODES, proto
 from maitred.wire.exchange import ApiError, ClientAddress, Exchange, body_too_large
 from maitred.wire.messages import Headers, RequestHead, split_target
 
 log = logging.getLogger("maitred.gateway")
-_NONE, _BUFFERED, _DUPLEX = ProcessingMode.NONE, ProcessingMode.BUFFERED, ProcessingMode.FULL_DUPLEX_STREAMED
+_NONE, _BUFFERED, _DUPLEX = (BODY_MODES.index(name) for name in ("NONE", "BUFFERED", "FULL_DUPLEX_STREAMED"))
 _FORWARDED_FOR: Final = b"x-forwarded-for"
 
 
@@ -97,7 +95,7 @@ class ExtProcStream:
         task = exchange.task = loop.create_task(self._answer_request())
         try:
             while (data := await self._rpc.read()) is not None:
-                await self._on_message(ProcessingRequest.FromString(data))
+                await self._on_message(proto.ProcessingRequest.FromString(data))
         finally:
             self._on_end()
             await asyncio.wait({task})
@@ -109,7 +107,7 @@ class ExtProcStream:
         data = await self._rpc.read()
         if data is None:
             return None
-        message = ProcessingRequest.FromString(data)
+        message = proto.ProcessingRequest.FromString(data)
         modes = message.protocol_config
         self._request_mode, self._response_mode = modes.request_body_mode, modes.response_body_mode
         head = self._take_head(message)
@@ -150,7 +148,7 @@ class ExtProcStream:
         pieces: list[bytes] = []
         size = 0
         while (data := await self._rpc.read()) is not None:
-            message = ProcessingRequest.FromString(data)
+            message = proto.ProcessingRequest.FromString(data)
             if message.HasField("request_body"):
                 piece = message.request_body.body
                 pieces.append(piece)
@@ -295,7 +293,7 @@ def _client_of(headers: Headers) -> ClientAddress:
 
 
 def _wrong_mode(mode: int) -> ApiError:
-    name = ProcessingMode.BodySendMode.Name(mode)
+    name = BODY_MODES[mode] if 0 <= mode < len(BODY_MODES) else str(mode)
     log.error("Envoy sends bodies in the mode %s: request_body_mode must be BUFFERED or FULL_DUPLEX_STREAMED", name)
     message = "the proxy in front does not send the bodies of requests as a whole to its endpoint picker"
     return ApiError(500, message, kind="server_error", code="ext_proc_mode")
