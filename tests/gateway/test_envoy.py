@@ -193,6 +193,22 @@ def test_a_picker_that_dies_breaks_no_response_and_lets_nothing_pass():
     run_on_sockets(scenario())
 
 
+def test_clients_are_told_how_their_requests_have_fared():
+    async def scenario():
+        limited = admission_config(limits=({"requests_per_minute": 2},))
+        async with world_with_envoy(Backend(), admission=limited) as world:
+            _, headers, _ = await world.request(x_maitred_decision="1")
+            assert headers["x-ratelimit-limit-requests"] == "2"
+            assert headers["x-ratelimit-remaining-requests"] == "1"
+            assert headers["x-maitred-queue-ms"].isdecimal()
+            assert headers["x-maitred-decision"]
+            assert (await world.request())[0] == 200
+            status, headers, _ = await world.request()
+            assert (status, headers["x-ratelimit-remaining-requests"]) == (429, "0")
+
+    run_on_sockets(scenario())
+
+
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command to make a certificate")
 def test_clients_and_pickers_over_tls(tmp_path):
     """Clients speak TLS to Envoy, which offers HTTP/2, and Envoy speaks TLS to the picker."""

@@ -41,6 +41,7 @@ class PickedMessages:
 
     def __init__(self) -> None:
         self._kept: dict[tuple[Pick, bool], bytes] = {}
+        self._responses: dict[tuple[tuple[bytes, bytes], ...], bytes] = {}
 
     def in_headers(self, pick: Pick) -> bytes:
         """Return the pick as the answer to the headers of a request."""
@@ -53,6 +54,18 @@ class PickedMessages:
     def with_body(self, pick: Pick, body: bytes) -> bytes:
         """Return the pick as the answer to a buffered body, in place of which `body` is sent."""
         return _picked(pick, of_headers=False, body=body)
+
+    def response(self, told: Iterable[tuple[bytes, bytes]]) -> bytes:
+        """Return the answer by which a response passes, with these headers beside or in place of its own."""
+        headers = tuple(told)
+        kept = self._responses.get(headers)
+        if kept is None:
+            if len(self._responses) >= _MAX_KEPT:
+                self._responses.clear()
+            common = proto.CommonResponse(header_mutation=proto.HeaderMutation(set_headers=_options(headers)))
+            said = proto.ProcessingResponse(response_headers=proto.HeadersResponse(response=common))
+            kept = self._responses[headers] = bytes(said.SerializeToString())
+        return kept
 
     def _find(self, pick: Pick, *, of_headers: bool) -> bytes:
         kept = self._kept.get((pick, of_headers))
@@ -109,6 +122,5 @@ def immediate_response(status: int, headers: Headers, body: bytes) -> bytes:
 
 CONTINUE_REQUEST_HEADERS: Final = proto.ProcessingResponse(request_headers=proto.HeadersResponse()).SerializeToString()
 CONTINUE_REQUEST_TRAILERS: Final = proto.ProcessingResponse(request_trailers=proto.TrailersResponse()).SerializeToString()
-CONTINUE_RESPONSE_HEADERS: Final = proto.ProcessingResponse(response_headers=proto.HeadersResponse()).SerializeToString()
 CONTINUE_RESPONSE_BODY: Final = proto.ProcessingResponse(response_body=proto.BodyResponse()).SerializeToString()
 CONTINUE_RESPONSE_TRAILERS: Final = proto.ProcessingResponse(response_trailers=proto.TrailersResponse()).SerializeToString()

@@ -200,9 +200,9 @@ class ExtProcStream:
         assert self._response is not None
         return self._response
 
-    async def pass_response(self) -> None:
-        """Let the response pass to the client."""
-        await self._rpc.write(messages.CONTINUE_RESPONSE_HEADERS)
+    async def pass_response(self, told: Headers) -> None:
+        """Let the response pass to the client, with these headers."""
+        await self._rpc.write(self._picked.response(told))
         self._is_answered.set()
 
     async def wait_until_ended(self) -> None:

@@ -18,6 +18,7 @@ from typing import Final
 from maitred.admission import ReleaseReason
 from maitred.core.units import Micros
 from maitred.gateway import error_responses
+from maitred.gateway.bodies.request_fields import DECISION_HEADER
 from maitred.gateway.config import GatewayConfig
 from maitred.gateway.envoy.endpoints import Endpoints
 from maitred.gateway.envoy.ext_proc_messages import Pick
@@ -139,7 +140,7 @@ class PickedAttempts:
             raise error_responses.preempted()
         proxied.is_committed = True
         record.on_first_data_sent()
-        await stream.pass_response()
+        await stream.pass_response(_told(proxied))
         await stream.wait_until_ended()
         sent.is_complete = head.status == _OK
         return self._outcomes.on_complete(sent, record, self._clock.now())
@@ -150,7 +151,7 @@ class PickedAttempts:
         """Let an error pass, and return: the backend has nothing more to do with the request, whoever reads its words."""
         sent.has_failed = proxied.is_committed = True
         self._outcomes.on_failure(sent, error)
-        await stream.pass_response()
+        await stream.pass_response(_told(proxied))
         proxied.record.on_complete(self._clock.now())
         return ReleaseReason.FAILED
 
@@ -165,6 +166,14 @@ def _failure(head: ResponseHeaders, sent: UpstreamRequest, wall: Micros) -> Upst
         busy = is_busy(head.status, pause, b"")
         return AnsweredError(f"{sent.backend.url} answers {head.status}", is_busy=busy, retry_after=pause)
     return None
+
+
+def _told(proxied: ProxyRequest) -> Headers:
+    """Return the headers by which a client is told how its request has fared here."""
+    told = [*(proxied.told_headers or ()), proxied.record.queue_header]
+    if proxied.explanation is not None:
+        told.append((DECISION_HEADER, proxied.explanation.in_words(proxied)))
+    return told
 
 
 def _pick(endpoint: str, came: Headers, forwarded: Headers) -> Pick:
