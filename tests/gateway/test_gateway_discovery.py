@@ -201,6 +201,18 @@ async def call(w: GatewayWorld, method: str, body: object = b"") -> tuple[int, A
     return status, msgspec.json.decode(answer)
 
 
+def test_a_backend_goes_under_the_spelling_under_which_it_came(script: Script) -> None:
+    async def scenario() -> None:
+        async with found() as w:
+            spelled = {"backend": "HTTP://Engine.Example:80/"}
+            status, added = await call(w, "POST", spelled)
+            assert (status, added["backend"]) == (201, "http://engine.example")
+            assert (await call(w, "DELETE", spelled))[0] == 200
+            assert (await call(w, "DELETE", {"backend": "no URL"}))[0] == 404
+
+    run(scenario())
+
+
 def test_a_script_adds_and_takes_away_backends(script: Script) -> None:
     async def scenario() -> None:
         other = Backend()

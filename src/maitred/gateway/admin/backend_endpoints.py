@@ -51,7 +51,11 @@ class BackendEndpoints:
 
     async def _remove(self, exchange: Exchange) -> None:
         named = named_backend(await read_page_body(exchange))
-        url, presence = named.rstrip("/"), self._discovery.presence(named.rstrip("/"))
+        try:
+            (url,) = checked_urls([named])
+        except SourceError:
+            url = named
+        presence = self._discovery.presence(url)
         sources = self._discovery.sources_of(url)
         if presence is None:
             raise error_responses.unknown_backend(named, [backend.url for backend in self._fleet.backends])
