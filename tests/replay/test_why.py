@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from maitred import simulate
-from maitred.admission import Admission, AdmissionConfig, Reason, ReleaseReason, Ticket
+from maitred.admission import Admission, AdmissionConfig, Reason, ReleaseReason, Ticket, TicketState
 from maitred.core.decisions import DecisionLog
 from maitred.core.request import PriorityClass
 from maitred.replay import ROOMS
@@ -59,6 +59,27 @@ def test_a_story_has_places_those_who_went_past_and_what_held_the_slots() -> Non
     assert "of 1 slots, 1 held (1 interactive)" in queued.said
     said = "\n".join(in_sentences(story))
     assert "1 went past it: of a higher class, which goes first (2)" in said
+
+
+def test_a_request_that_a_new_leader_takes_over_has_its_whole_story_there() -> None:
+    narrator = Narrator()
+    config = AdmissionConfig(mode="priority", on_preempt="reject", preemption_budget_ms=0)
+    core = Admission(config, {"m": 1}, now=9_000, log=NarratedLog(narrator, list[bytes]().append))
+    narrator.core = core
+    tickets = [Ticket(number, "m", BULK, client_id=f"job-{number}") for number in range(3)]
+    for ticket, at, state in zip(tickets, (1_000, 4_000, 2_000), ("STREAMING", "QUEUED", "QUEUED"), strict=True):
+        ticket.submitted_at, ticket.state = at, TicketState[state]
+    core.adopt(tickets, 9_000)
+    core.release(0, ReleaseReason.DRAINED, 10_000)
+    core.release(2, ReleaseReason.DRAINED, 20_000)
+    (holder,), (younger,), (older,) = map(narrator.find, ("job-0", "job-1", "job-2"))
+    assert (holder.events[-1].kind, holder.outcome, holder.waits) == ("end", "drained", [])
+    assert [(wait.reason, wait.began, wait.ended, wait.ahead) for wait in older.waits] == [
+        ("elsewhere", 2_000, 9_000, 0),
+        ("taken_over", 9_000, 10_000, 0),
+    ]
+    assert (younger.waits[-1].ahead, younger.waits[-1].ended) == (0, 20_000), "it was the first of which was heard"
+    assert "it waited already when its gateway began" in "\n".join(in_sentences(older))
 
 
 def data(story: Story) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import msgspec
 
+from maitred.admission import Action
 from maitred.admission import inputs as admission
 from maitred.core.decisions import Decision, DecisionLog, Input
 from maitred.core.request import PriorityClass, RequestId
@@ -42,6 +43,7 @@ MAX_STORIES: Final = 2000
 MAX_MOVES: Final = 50_000
 MAX_EVENTS: Final = 200
 """Events of one story; further ones are left out, but for the end."""
+_MOST_AT_ONCE: Final = 10**9
 _FIRST_AGAIN: Final = frozenset(("to_be_retried", "lost_backend", "budget_spent", "victim_declined"))
 """Reasons for which a request waits first in its class."""
 _PROGRAM_WORDS: Final[Mapping[str, str]] = {
@@ -61,9 +63,9 @@ class _Open:
 
     __slots__ = ("has_slot", "is_first_again", "is_waiting", "joined", "pool", "priority_class", "tenant", "urgency")
 
-    def __init__(self, given: admission.Submit, urgency: int, number: int) -> None:
+    def __init__(self, given: admission.Submit, urgency: int, joined: int) -> None:
         self.pool, self.priority_class, self.tenant = given.pool, given.priority_class, given.tenant
-        self.urgency, self.joined = urgency, number
+        self.urgency, self.joined = urgency, joined
         self.is_waiting = self.is_first_again = self.has_slot = False
 
 
@@ -120,6 +122,9 @@ class Narrator:
         self._at = given.at
         if isinstance(given, admission.Submit):
             self._on_submit(given)
+        elif isinstance(given, admission.Adopt):
+            for adopted in given.requests:
+                self._on_adopt(adopted, given.at)
         elif isinstance(given, admission.FirstByte):
             if (story := self.stories.get(given.id)) is not None and story.first_byte is None:
                 story.first_byte = given.at
@@ -188,8 +193,7 @@ class Narrator:
     def _on_submit(self, given: admission.Submit) -> None:
         label = PriorityClass.from_label(given.priority_class)
         urgency = {"priority": label or 0, "flow-control": given.slo_priority}.get(self._mode, 0)
-        self._num_joined += 1
-        self._open[given.id] = _Open(given, urgency, self._num_joined)
+        self._open[given.id] = _Open(given, urgency, self._join(given.at))
         if (story := self._story(given.id, given.client_id, given.at)) is None:
             return
         story.model, story.tenant, story.priority_class = given.pool, given.tenant, given.priority_class
@@ -198,6 +202,22 @@ class Narrator:
         slots = f"{given.sequences} slots" if given.sequences > 1 else "a slot"
         what = f"It asked for {slots} of {given.pool or 'the pool'} in class {given.priority_class}"
         self._add(story, given.at, "submit", f"{what}: {given.prompt_tokens:,} prompt tokens, {given.cost:,} in all expected.")
+
+    def _on_adopt(self, adopted: admission.AdoptedRequest, at: Micros) -> None:
+        """Go on with a request that the scheduler before this one had, or a connection before this one."""
+        self._on_submit(adopted.submit)
+        number = adopted.submit.id
+        request, story = self._open[number], self.stories.get(number)
+        if adopted.state == "queued":
+            if story is not None:
+                story.waits.append(Wait(adopted.submit.at, "elsewhere", 0, at, "taken over"))
+            self._on_queued(Decision(at, number, Action.QUEUE, "taken_over"), request, story, request.joined)
+            return
+        request.has_slot = True
+        self._holdings.count(request.pool, request.tenant, 1)
+        self._touched.add(request.pool)
+        if story is not None:
+            self._add(story, at, "adopt", "Its gateway told that it holds a slot, by which it was taken over.")
 
     def _on_decision(self, decision: Decision) -> None:
         number, action, at = decision.subject, str(decision.action), decision.at
@@ -233,15 +253,23 @@ class Narrator:
                     self._add(story, at, "cancel", "Its client left while it waited.")
                 self._end(story, at, f"rejected ({reason})" if action == "reject" else "left while it waited")
 
-    def _on_queued(self, decision: Decision, request: _Open, story: Story | None) -> None:
+    def _join(self, at: Micros) -> int:
+        """Return a number that orders requests by when they came, and at one instant by which was heard of first."""
+        self._num_joined += 1
+        return at * _MOST_AT_ONCE + self._num_joined % _MOST_AT_ONCE
+
+    def _on_queued(self, decision: Decision, request: _Open, story: Story | None, joined: int | None = None) -> None:
+        """Note that a request waits; `joined` says since when by its age, if it has waited elsewhere."""
         reason, at, key = str(decision.reason), decision.at, (request.pool, request.urgency)
         self._leave(request, decision.subject, at, "")  # It may have waited for a victim.
         higher = sum(count for (pool, urgency), count in self._waiting.items() if pool == key[0] and urgency > key[1])
         request.is_first_again = reason in _FIRST_AGAIN
         claims = reason == "victim_leaving"
         ahead = 0 if claims else higher + (0 if request.is_first_again else self._waiting[key])
-        self._num_joined += 1
-        request.is_waiting, request.joined = True, self._num_joined
+        if joined is not None and story is not None:
+            others = (one for one in self._open.values() if one.is_waiting and (one.pool, one.urgency) == key)
+            ahead = higher + sum(one.is_first_again or one.joined < joined for one in others)
+        request.is_waiting, request.joined = True, self._join(at) if joined is None else joined
         self._waiting[key] += 1
         if story is not None:
             self._end_wait(story, at, "waits anew")

@@ -32,6 +32,7 @@ _QUEUED: Final[Mapping[str, str]] = {
     "victim_declined": "the response of its victim had begun already",
     "budget_spent": "its victim did not leave in time",
     "to_be_retried": "it was preempted, and is first in its class to be tried again",
+    "taken_over": "it waited already when its gateway began with this scheduler",
     "lost_backend": "its backend failed it and took a slot along, and it is first in its class",
 }
 _REJECTED: Final[Mapping[str, str]] = {
