@@ -13,11 +13,12 @@ requests keeps it full, and chats (class `interactive`) come at random. The same
     mixed        the cluster, and again and again SIGHUP to all, kill -9 of a gateway, which is started anew, and SIGSTOP of
                  another one, at random instants
 
-and of each is printed: TTFT of the chats, tokens per second of bulk, the most requests that the engine had at once; and where
-something has failed: requests that failed beyond those that a killed process had (told by the ports of its connections),
+and of each is printed: TTFT of the chats, tokens per second of bulk, the most requests that the engine had at once (`most`), and
+of these the most whose gateway had not let them go (`held`): a victim of a preemption is at the engine until that has noticed that
+its connection is closed, a moment after its slot was given to another (`cluster_engine`). And where something has failed: requests that failed beyond those that a killed process had (told by the ports of its connections),
 streams that broke off beyond these, how long after the fault a chat that came after it had its first byte, and the longest time
 between the first bytes of two chats from the fault on. `lead` is what the gateway keeps at the engine beyond the limit that it
-has learned (docs/admission.md), so at most 8 + lead may be there.
+has learned (docs/admission.md), so at most 8 + lead may be held.
 """
 
 from __future__ import annotations
@@ -120,18 +121,20 @@ async def play(options: argparse.Namespace, name: str, harm: Harm | None) -> str
         return describe(load, fault, began + options.warm_up, until, most_in_use(processes))
 
 
-def most_in_use(processes: Processes) -> int:
-    """Return how many requests the engine has had at once since this was asked last."""
-    return int(urllib.request.urlopen(f"http://127.0.0.1:{processes.engine_port}/most").read())
+def most_in_use(processes: Processes) -> tuple[int, int]:
+    """Return how many requests the engine has had at once since this was asked last, and how many of them were held at most."""
+    said = urllib.request.urlopen(f"http://127.0.0.1:{processes.engine_port}/most").read()
+    most, held = map(int, said.split())
+    return most, held
 
 
-def describe(load: Load, fault: Fault, since: float, until: float, most: int) -> str:
+def describe(load: Load, fault: Fault, since: float, until: float, most: tuple[int, int]) -> str:
     chats = [one for one in load.sent if one.is_chat and one.at >= since]
     waits = [one.first_at - one.at for one in chats if one.first_at is not None]
     quantiles = statistics.quantiles(waits, n=100) if len(waits) > 1 else [math.nan] * 99
     ended = [one for one in load.sent if not one.is_chat and one.is_whole and one.ended_at and since <= one.ended_at <= until]
     per_sec = len(ended) * BULK_TOKENS / (until - since)
-    line = f"{quantiles[49] * 1e3:7.0f} {quantiles[98] * 1e3:8.0f} {per_sec:9.0f} {most:6}"
+    line = f"{quantiles[49] * 1e3:7.0f} {quantiles[98] * 1e3:8.0f} {per_sec:9.0f} {most[0]:6} {most[1]:5}"
     failed = [one for one in load.sent if not one.is_whole]
     return f"{line} {len(failed):8}" if not fault.at else f"{line} {describe_fault(fault, chats, failed)}"
 
@@ -148,7 +151,7 @@ def describe_fault(fault: Fault, chats: list[Sent], failed: list[Sent]) -> str:
 
 
 async def main(options: argparse.Namespace) -> None:
-    print(f"{'':26} TTFT p50, p99 ms  bulk tok/s   most   failed   broken   chat after  longest gap, ms")
+    print(f"{'':26} TTFT p50, p99 ms  bulk tok/s   most  held   failed   broken   chat after  longest gap, ms")
     for name, harm in (WORKERS | CLUSTER).items():
         if options.only in name:
             print(f"{name:26}", await play(options, name, harm), flush=True)
