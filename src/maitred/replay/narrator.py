@@ -123,8 +123,7 @@ class Narrator:
         if isinstance(given, admission.Submit):
             self._on_submit(given)
         elif isinstance(given, admission.Adopt):
-            for adopted in given.requests:
-                self._on_adopt(adopted, given.at)
+            self._on_adopt(given)
         elif isinstance(given, admission.FirstByte):
             if (story := self.stories.get(given.id)) is not None and story.first_byte is None:
                 story.first_byte = given.at
@@ -135,13 +134,8 @@ class Narrator:
                 self._free(request)
         elif isinstance(given, admission.Resize):
             self._touched.add(given.pool)
-        elif isinstance(given, admission.LeaveBackend):
-            if (story := self.stories.get(given.id)) is not None:
-                story.retries += 1
-                self._add(story, given.at, "retry", "Its backend failed it before its answer began; another one is asked.")
-        elif isinstance(given, admission.Decline):
-            if (story := self.stories.get(given.id)) is not None:
-                self._add(story, given.at, "decline", "Its answer had begun already, so it kept its slot.")
+        elif isinstance(given, admission.LeaveBackend | admission.Decline):
+            self._on_kept(given)
         elif isinstance(given, admission.Open | admission.Reconfigure):
             self._mode = given.config.mode
         elif isinstance(given, programs.Begin):
@@ -203,8 +197,23 @@ class Narrator:
         what = f"It asked for {slots} of {given.pool or 'the pool'} in class {given.priority_class}"
         self._add(story, given.at, "submit", f"{what}: {given.prompt_tokens:,} prompt tokens, {given.cost:,} in all expected.")
 
-    def _on_adopt(self, adopted: admission.AdoptedRequest, at: Micros) -> None:
-        """Go on with a request that the scheduler before this one had, or a connection before this one."""
+    def _on_kept(self, given: admission.LeaveBackend | admission.Decline) -> None:
+        """Note that the slot of a request may be kept."""
+        story = self.stories.get(given.id)
+        if story is None:
+            return
+        if isinstance(given, admission.Decline):
+            self._add(story, given.at, "decline", "Its answer had begun already, so it kept its slot.")
+        else:
+            story.retries += 1
+            self._add(story, given.at, "retry", "Its backend failed it before its answer began; another one is asked.")
+
+    def _on_adopt(self, given: admission.Adopt) -> None:
+        """Go on with requests that the scheduler before this one had, or a connection before this one."""
+        for adopted in given.requests:
+            self._take_over(adopted, given.at)
+
+    def _take_over(self, adopted: admission.AdoptedRequest, at: Micros) -> None:
         self._on_submit(adopted.submit)
         number = adopted.submit.id
         request, story = self._open[number], self.stories.get(number)
