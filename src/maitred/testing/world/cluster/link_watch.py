@@ -3,8 +3,8 @@
 epochs     no scheduler grants after one of a later epoch has, nor under the epoch of another
 attempts   each attempt of a request is granted once
 order      a request that waits is not overtaken by a younger one of its class and tenant at the same scheduler, by more than
-           the links may delay; what is asked of a scheduler that stands still is asked when it goes on, since nothing tells it
-           what in its buffers came first
+           the links may delay; what a scheduler reads late, because it stood still or a way was cut, is asked when it reads
+           it, since nothing tells it what came first
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from maitred.admission import TicketState
+from maitred.admission import Reason, TicketState
 from maitred.core.units import MILLISECOND, Micros
 from maitred.scheduler.link.gateway_books import GatewayId
 from maitred.scheduler.link.messages import (
@@ -46,9 +46,13 @@ class _Asked(msgspec.Struct, eq=False):
     """A request, as both ends of its links have told."""
 
     terms: RequestTerms
+    submitted_at: Micros
+    """When its gateway had it, by the time of the world."""
     since: Micros
-    """When its gateway had it, by the time of the world, or its scheduler went on."""
+    """The same, or when its scheduler has read that it asks."""
     waits: bool = True
+    has_victim: bool = False
+    """Whether it waits for the slot of its victim, and so for no other's turn."""
     has_lost_slot: bool = False
     """Whether it was a victim, or its backend was lost with its slot: then it waits before all others of its class, also those
     of which nothing was known, and those that have lost a slot before it (`LaneQueue.push_front`)."""
@@ -86,8 +90,8 @@ class LinkWatch:
         """The scheduler that has granted under each epoch."""
         self._granted: set[tuple[GatewayId, int, int]] = set()
         self._asked: dict[tuple[GatewayId, int], _Asked] = {}
-        self._unheard: dict[str, list[_Asked]] = {}
-        """What was asked of schedulers that stand still, by their addresses."""
+        self._unheard: dict[str, dict[tuple[GatewayId, int], _Asked]] = {}
+        """What was asked of schedulers that have not read it yet, by their addresses."""
         self._decode = msgspec.msgpack.Decoder(list[AnyMessage]).decode
 
     async def next_sent(self, kind: type) -> str:
@@ -101,9 +105,11 @@ class LinkWatch:
         for scheduler in self._schedulers:
             if (host := scheduler.host) is not None:
                 self._booked[scheduler.address] = host.end.books._last_ticket
-            if not scheduler.is_paused:
-                for asked in self._unheard.pop(scheduler.address, ()):
-                    asked.since = self._loop.micros
+                gateways, unheard = host.end.books.gateways, self._unheard.get(scheduler.address, {})
+                for (gateway, number), asked in [*unheard.items()]:
+                    if gateway in gateways and gateways[gateway].last_number >= number:
+                        asked.since = self._loop.micros
+                        del unheard[gateway, number]
 
     def on_sent(self, connection: Connection, is_forth: bool, data: bytes) -> None:
         """Read what one end of a connection sends."""
@@ -131,13 +137,13 @@ class LinkWatch:
         elif gateway is None:
             return
         elif isinstance(message, Submit):
-            self._asked[gateway, message.request] = submitted = _Asked(message.terms, self._loop.micros)
-            if any(each.address == scheduler and each.is_paused for each in self._schedulers):
-                self._unheard.setdefault(scheduler, []).append(submitted)
+            key, now = (gateway, message.request), self._loop.micros
+            self._asked[key] = self._unheard.setdefault(scheduler, {})[key] = _Asked(message.terms, now, now)
         elif isinstance(message, Yielded | Queue):
             if (asked := self._asked.get((gateway, message.request))) is not None:
                 asked.has_lost_slot |= isinstance(message, Yielded) or not asked.waits
                 asked.waits = True
+                asked.has_victim = isinstance(message, Queue) and message.reason == Reason.VICTIM_LEAVING
         elif isinstance(message, Failed):
             if (asked := self._asked.get((gateway, message.request))) is not None:
                 asked.waits = False  # It keeps its slot, unless it is told to wait.
@@ -149,11 +155,10 @@ class LinkWatch:
     def _on_hello(self, gateway: GatewayId, named: Sequence[LiveRequest]) -> None:
         now = self._loop.micros
         for live in named:
-            asked = self._asked.setdefault((gateway, live.request), _Asked(live.terms, now - live.age))
-            asked.waits = live.standing is Standing.WAITING
+            asked = self._asked.setdefault((gateway, live.request), _Asked(live.terms, now - live.age, now - live.age))
+            asked.waits, asked.since = live.standing is Standing.WAITING, asked.submitted_at
             for unheard in self._unheard.values():
-                if asked in unheard:  # Now its age is told.
-                    unheard.remove(asked)
+                unheard.pop((gateway, live.request), None)  # Now its age is told.
 
     def _on_grant(self, gateway: GatewayId, scheduler: str, grant: Grant) -> None:
         say, attempt = self._say, (gateway, grant.request, grant.attempt)
@@ -170,7 +175,7 @@ class LinkWatch:
         asked = self._asked.get((gateway, grant.request))
         if asked is not None and asked.waits:
             asked.waits = False
-            if asked.has_lost_slot:
+            if asked.has_lost_slot or asked.has_victim:
                 return
             self._check_order(gateway, grant, asked, scheduler)
 

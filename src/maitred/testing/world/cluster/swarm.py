@@ -21,9 +21,14 @@ _COMMON_FAULTS: Final = (
 _CLASSES: Final = ("interactive", "default", "bulk", "bulk")
 
 
+_CROWDED_EVERY: Final = 4
+
+
 def draw_cluster(seed: int) -> ClusterScenario:
     """Return the scenario of a seed."""
     random = Random(f"{seed}/cluster")
+    if seed % _CROWDED_EVERY == 0:
+        return _draw_crowded(seed, random)
     num_engines = random.choice((1, 1, 1, 2))
     slots = random.choice(("configured", "configured", "reported", "reported", "learned"))
     return ClusterScenario(
@@ -53,12 +58,44 @@ def draw_cluster(seed: int) -> ClusterScenario:
     )
 
 
+def _draw_crowded(seed: int, random: Random) -> ClusterScenario:
+    """Return a small scenario in which a slot that is used twice is seen soon: all that is asked is streamed, so the slots of a
+    gateway that is gone are known to be free, and taken at once; and few kinds of faults leave the time for that."""
+    slots = random.choice((2, 4))
+    kinds = ("stream", "stream", "stream", "stream", "sdk")
+    clients = [
+        _draw_client(random, random.choice(kinds), random.choice(("bulk", "bulk", "interactive")), 8, 40)
+        for _ in range(random.randint(8, 12))
+    ]
+    faults = random.sample(
+        [*AIMED_FAULTS, *AIMED_FAULTS, *_COMMON_FAULTS, "kill gateway", "restart gateway"], random.choice((1, 1, 2))
+    )
+    return ClusterScenario(
+        seed=seed,
+        num_gateways=random.choice((2, 2, 3)),
+        num_schedulers=random.choice((1, 2)),
+        finds_by_store=random.random() < 0.5,
+        clients=tuple(clients),
+        num_engines=1,
+        engine_limits=(slots,),
+        step_ms=50.0,
+        slots_per_backend=slots,
+        poll_secs=random.choice((1.0, 5.0)),
+        faults=tuple(sorted({*faults})),
+        fault_secs=20.0,
+        fault_pace=random.choice((2.0, 3.0)),
+        link=draw_link(random, random.choice((200, 2_000, 10_000))),
+    )
+
+
 def _draw_clients(random: Random) -> tuple[ClientPlan, ...]:
     """Return clients that want more slots than there are, all the time: streams that hold some for long, so that they do when
     a leader or a gateway is lost; a crowd that always waits, with short answers, so that slots come back often; floods; chats
     that may take slots from these."""
     streams = [_draw_client(random, "stream", "bulk", 3, 100) for _ in range(random.randint(2, 4))]
-    crowd = [_draw_client(random, "polite", "bulk", 10, 10) for _ in range(random.randint(4, 8))]
+    # Of streams it is known that they are at an engine, so the slots of a gateway that is gone come back soon.
+    kind = random.choice(("polite", "stream"))
+    crowd = [_draw_client(random, kind, "bulk", 10, 10) for _ in range(random.randint(4, 8))]
     floods = [_draw_client(random, "flood", "bulk", random.choice((6, 10)), 10) for _ in range(random.randint(0, 2))]
     chats = [_draw_client(random, random.choice(_KINDS), "interactive", 12, 10) for _ in range(random.randint(1, 3))]
     others = [_draw_client(random, random.choice(_KINDS), random.choice(_CLASSES), 6, 40) for _ in range(random.randint(1, 3))]
