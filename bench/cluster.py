@@ -13,12 +13,13 @@ requests keeps it full, and chats (class `interactive`) come at random. The same
     mixed        the cluster, and again and again SIGHUP to all, kill -9 of a gateway, which is started anew, and SIGSTOP of
                  another one, at random instants
 
-and of each is printed: TTFT of the chats, tokens per second of bulk, the most requests that the engine had at once (`most`), and
-of these the most whose gateway had not let them go (`held`): a victim of a preemption is at the engine until that has noticed that
-its connection is closed, a moment after its slot was given to another (`cluster_engine`). And where something has failed: requests that failed beyond those that a killed process had (told by the ports of its connections),
-streams that broke off beyond these, how long after the fault a chat that came after it had its first byte, and the longest time
-between the first bytes of two chats from the fault on. `lead` is what the gateway keeps at the engine beyond the limit that it
-has learned (docs/admission.md), so at most 8 + lead may be held.
+and of each is printed: TTFT of the chats, tokens per second of bulk, the most requests that the engine had at once (`most`),
+and of these the most whose gateway had not let them go (`held`): a victim of a preemption is at the engine until it notices
+that its connection is closed, a moment after its slot was given to another (`cluster_engine`). Where something has failed:
+requests that failed beyond those that a killed process had (told by the ports of its connections), streams that broke off
+beyond these, how long after the fault a chat that came after it had its first byte, and the longest time between the first
+bytes of two chats from the fault on. `lead` is what the gateway keeps at the engine beyond the limit that it has learned
+(docs/admission.md), so at most 8 + lead may be held.
 """
 
 from __future__ import annotations
