@@ -99,6 +99,32 @@ def test_a_scheduler_alone_learns_what_its_gateways_hold_when_it_is_started_anew
     run_on_sockets(scenario())
 
 
+def test_a_scheduler_says_which_gateways_come_and_go(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        engine = HeldAnswers()
+        with caplog.at_level(logging.INFO, "maitred.gateway"):
+            async with cluster(engine, 1, 2) as c:
+                await c.linked()
+                address = c.schedulers[0].link_address
+                names = [gateway.scheduler.link.end.name for gateway in c.gateways]
+                held = await c.start_request(0)
+                await c.until(lambda: engine.now == 1)
+                for gateway in c.gateways:
+                    await gateway.scheduler.link.close()
+                await c.until(lambda: any(names[0] in each and "gone" in each for each in caplog.messages))
+                await c.until(lambda: any(names[1] in each and "left" in each for each in caplog.messages))
+                engine.go_on.set()
+                assert (await held.read_response())[0] == 200
+        for name in names:
+            assert f"{name} is linked to the scheduler at {address}, epoch 1" in caplog.messages
+            assert f"{name} is linked (from 127.0.0.1)" in caplog.messages
+        held_on = "slots held until the backends show its requests gone: 1"
+        assert f"{names[0]} is gone (from 127.0.0.1): {held_on}" in caplog.messages
+        assert f"{names[1]} has left (from 127.0.0.1)" in caplog.messages
+
+    run_on_sockets(scenario())
+
+
 @pytest.mark.parametrize(
     ("changes", "theirs", "ours"),
     [

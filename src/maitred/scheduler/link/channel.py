@@ -44,6 +44,9 @@ class ChannelState(IntEnum):
     CLOSED = 3
 
 
+_OPEN, _CLOSED = ChannelState.OPEN, ChannelState.CLOSED  # members of enums are slow to look up
+
+
 class ChannelLimits(msgspec.Struct, frozen=True):
     """How much one connection may hold up."""
 
@@ -92,11 +95,11 @@ class Channel:
     @property
     def is_open(self) -> bool:
         """Whether both ends have shown who they are, and nothing is wrong."""
-        return self.state is ChannelState.OPEN
+        return self.state is _OPEN
 
     def say(self, message: AnyMessage) -> None:
         """Add a message to those of this turn. Dropped unless the channel is open."""
-        if self.state is ChannelState.OPEN:
+        if self.state is _OPEN:
             self._said.append(message)
 
     def feed(self, data: bytes) -> Sequence[AnyMessage]:
@@ -106,7 +109,7 @@ class Channel:
         try:
             for frame in self._frames(data):
                 said = self._messages_of(frame)
-                if self.state is ChannelState.OPEN and _OF_CHANNEL.isdisjoint(map(type, said)):
+                if self.state is _OPEN and _OF_CHANNEL.isdisjoint(map(type, said)):
                     messages += said
                 else:
                     messages += [message for message in said if self._take(message)]
@@ -132,8 +135,8 @@ class Channel:
 
     def close(self, fault: str, *, is_lasting: bool = False, is_told: bool = False) -> None:
         """Use the channel no more; the peer is told why, unless it knows (`is_told`). The first fault is kept."""
-        if self.state is not ChannelState.CLOSED:
-            self.state, self.fault, self.is_lasting = ChannelState.CLOSED, fault, is_lasting
+        if self.state is not _CLOSED:
+            self.state, self.fault, self.is_lasting = _CLOSED, fault, is_lasting
             self._received.clear()
             self._said.clear()
             self._ready = b"" if is_told else self._frame([Farewell(fault, is_lasting)])
@@ -162,7 +165,7 @@ class Channel:
             yield data[_LENGTH_BYTES:]  # One frame and nothing else, as nearly always.
             return
         received += data
-        while self.state is not ChannelState.CLOSED and len(received) >= _LENGTH_BYTES:
+        while self.state is not _CLOSED and len(received) >= _LENGTH_BYTES:
             length = int.from_bytes(received[:_LENGTH_BYTES], "big")
             most = self._limits.frame_bytes if self.is_open else _MOST_UNPROVEN
             if length > most:
@@ -183,7 +186,7 @@ class Channel:
     def _take(self, message: AnyMessage) -> bool:
         """Take a message, and return whether it is for the owner."""
         state = self.state
-        if state is ChannelState.OPEN and type(message) not in _OF_CHANNEL:
+        if state is _OPEN and type(message) not in _OF_CHANNEL:
             return True
         if isinstance(message, Farewell):
             raise LinkFault(f"closed by the peer: {message.reason}", is_lasting=message.is_lasting, is_told=True)
@@ -194,7 +197,7 @@ class Channel:
                 self._challenge(message)
             case Side.SCHEDULER, ChannelState.PROVING, Proof():
                 self._check(message.proof, Side.GATEWAY, self._peer_nonce, self._nonce)
-                self.state = ChannelState.OPEN
+                self.state = _OPEN
             case _:
                 raise LinkFault(f"{type(message).__name__} is out of place: the channel is {state.name}")
         return False
@@ -212,7 +215,7 @@ class Channel:
         _check_nonce(challenge.nonce)
         self._check(challenge.proof, Side.SCHEDULER, self._nonce, challenge.nonce)
         self._shake_hands(Proof(make_proof(self._secret, Side.GATEWAY, self._nonce, challenge.nonce)))
-        self.state = ChannelState.OPEN
+        self.state = _OPEN
 
     def _check(self, proof: bytes, side: Side, gateway_nonce: bytes, scheduler_nonce: bytes) -> None:
         if not is_proof(proof, self._secret, side, gateway_nonce, scheduler_nonce):

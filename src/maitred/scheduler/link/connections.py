@@ -26,8 +26,8 @@ class Cut(msgspec.Struct, frozen=True):
     last_bytes: bytes
     is_lasting: bool = False
     """Whether the peer would come to the same again."""
-    was_welcome: bool = False
-    """Whether the peer was a gateway that had said hello."""
+    gateway: str = ""
+    """The name of the gateway, if the peer had said hello."""
 
 
 class GatewayConnection:
@@ -72,6 +72,11 @@ class Connections:
             link.channel.say(message)
             self._speaking[connection] = None
 
+    def gateway_at(self, connection: ConnectionId) -> BookedGateway | None:
+        """Return the gateway at a connection that has said hello, or None."""
+        link = self.links.get(connection)
+        return None if link is None else link.gateway
+
     def note_speaking(self, connection: ConnectionId) -> None:
         """Note that a channel may have something to say by itself."""
         self._speaking[connection] = None
@@ -98,7 +103,8 @@ class Connections:
         """Forget a connection, which is to be closed, and return it."""
         link = self.links.pop(connection)
         link.channel.close(reason, is_lasting=is_lasting)
-        self._cuts.append(Cut(connection, reason, link.channel.take_bytes(), link.channel.is_lasting, link.gateway is not None))
+        name = "" if link.gateway is None else link.gateway.id[0]
+        self._cuts.append(Cut(connection, reason, link.channel.take_bytes(), link.channel.is_lasting, name))
         return link
 
     def take_cuts(self) -> list[Cut]:

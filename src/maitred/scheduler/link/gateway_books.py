@@ -161,7 +161,8 @@ class GatewayBooks:
         self.by_ticket.pop(request.ticket.id, None)
         if gateway.requests.get(request.number) is request:
             del gateway.requests[request.number]
-        self.forget_if_gone(gateway)
+        if gateway.connection is None:
+            self.forget_if_gone(gateway)
 
     def forget_if_gone(self, gateway: BookedGateway) -> None:
         """Forget a gateway that is gone and holds nothing."""

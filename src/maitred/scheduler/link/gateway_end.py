@@ -83,13 +83,18 @@ class EndState(IntEnum):
     OPEN = 3
 
 
+_DOWN, _GREETING, _HELLO, _OPEN = EndState  # members of enums are slow to look up
+_CLOSED, _STREAMING = ChannelState.CLOSED, GatewayRequestState.STREAMING
+_GRANT, _FIRST_BYTE = RequestEvent.GRANT, RequestEvent.FIRST_BYTE
+
+
 class GatewayEnd:
     """The end of one gateway, over all its connections. Every input may be given in any state."""
 
     def __init__(self, name: str, boot: str, secret: bytes, limits: ChannelLimits | None = None) -> None:
         """`boot` is drawn at random when the process begins."""
         self.name, self.boot = name, boot
-        self.state = EndState.DOWN
+        self.state = _DOWN
         self.epoch = 0
         """The highest epoch that a scheduler has told."""
         self.answer_times = Histogram(DURATION_BOUNDS)
@@ -130,7 +135,7 @@ class GatewayEnd:
     def connect(self, nonce: bytes, now: Micros) -> None:
         """Begin on a new connection, in place of the one before. Raises ValueError for a nonce of a wrong length."""
         self._channel = Channel(Side.GATEWAY, self._secret, nonce, self._limits)
-        self.state, self._connected_at, self.lease_until = EndState.GREETING, now, None
+        self.state, self._connected_at, self.lease_until = _GREETING, now, None
         self._beats.clear()
         self._marks.clear()
 
@@ -146,12 +151,12 @@ class GatewayEnd:
         if channel is None:
             return events
         messages = channel.feed(data)
-        if channel.is_open and self.state is EndState.GREETING:
+        if channel.is_open and self.state is _GREETING:
             self._say_hello(channel, now)
         for message in messages:
             if self._channel is channel:  # Otherwise a message before this one has closed it.
                 events += self._take(message, now)
-        if channel.state is ChannelState.CLOSED and self._channel is channel:
+        if channel.state is _CLOSED and self._channel is channel:
             events.append(self.give_up(""))
         return events
 
@@ -166,9 +171,9 @@ class GatewayEnd:
 
     def advance(self, now: Micros) -> Sequence[LinkEvent]:
         """Do what is due by `now`: beat, or give the connection up."""
-        if self.state is EndState.DOWN:
+        if self.state is _DOWN:
             return ()
-        if self._channel is not None and self._channel.state is ChannelState.CLOSED:
+        if self._channel is not None and self._channel.state is _CLOSED:
             return [self.give_up("")]
         if self.lease_until is None:
             if now >= self._connected_at + _WELCOME_TIMEOUT:
@@ -185,7 +190,7 @@ class GatewayEnd:
 
     def next_deadline(self) -> Micros | None:
         """Return when to call `advance` next, or None while time changes nothing."""
-        if self.state is EndState.DOWN:
+        if self.state is _DOWN:
             return None
         if self.lease_until is None:
             return self._connected_at + _WELCOME_TIMEOUT
@@ -193,7 +198,7 @@ class GatewayEnd:
 
     def may_start(self, now: Micros) -> bool:
         """Return whether a grant would be obeyed at `now`."""
-        return self.state is EndState.OPEN and self.lease_until is not None and now < self.lease_until
+        return self.state is _OPEN and self.lease_until is not None and now < self.lease_until
 
     def may_send(self, number: int, now: Micros) -> bool:
         """Return whether a request that was granted a slot may be sent to its backend: the lease has not been over since.
@@ -221,8 +226,8 @@ class GatewayEnd:
         request = self._requests.get(number)
         if request is None:
             return False
-        was_streaming = request.state is GatewayRequestState.STREAMING
-        if not request.take(RequestEvent.FIRST_BYTE):
+        was_streaming = request.state is _STREAMING
+        if not request.take(_FIRST_BYTE):
             return False
         if not was_streaming:
             self._say(FirstByte(number, request.attempt))
@@ -262,22 +267,22 @@ class GatewayEnd:
     @property
     def is_linked(self) -> bool:
         """Whether a scheduler knows the requests of this gateway, or is about to: they were named in a hello."""
-        return self.state in (EndState.HELLO, EndState.OPEN)
+        return self.state in (_HELLO, _OPEN)
 
     def grant_by_itself(self, number: int, backend: int, now: Micros) -> bool:
         """Give a request that waits a slot without a scheduler, which is told in the next hello. Return False if a scheduler
         may grant it one, or there is no such request."""
         request = self._requests.get(number)
-        if self.is_linked or request is None or not request.take(RequestEvent.GRANT):
+        if self.is_linked or request is None or not request.take(_GRANT):
             return False
         request.backend, request.granted_at, request.lapse = backend, now, -1
         return True
 
     def check(self) -> None:
         """Raise InvariantError if the states contradict each other. For tests."""
-        if (self.state is EndState.DOWN) != (self._channel is None):
+        if (self.state is _DOWN) != (self._channel is None):
             raise InvariantError(f"the end is {self.state.name}, and has {'a' if self._channel else 'no'} connection")
-        if (self.state is EndState.OPEN) != (self.lease_until is not None):
+        if (self.state is _OPEN) != (self.lease_until is not None):
             raise InvariantError(f"the end is {self.state.name}, with a lease until {self.lease_until}")
         for number, request in self._requests.items():
             if number != request.number or (request.state is not GatewayRequestState.WAITING and request.backend < 0):
@@ -286,11 +291,11 @@ class GatewayEnd:
     # What the scheduler says.
 
     def _take(self, message: AnyMessage, now: Micros) -> Sequence[LinkEvent]:
-        if type(message) is Grant and self.state is EndState.OPEN:
+        if type(message) is Grant and self.state is _OPEN:
             return self._on_grant(message, now)
         if isinstance(message, Welcome):
             return self._on_welcome(message, now)
-        if self.state is not EndState.OPEN:
+        if self.state is not _OPEN:
             return [self.give_up(f"{type(message).__name__} came before a welcome")]
         match message:
             case BeatAnswer():
@@ -322,9 +327,9 @@ class GatewayEnd:
             words = "this scheduler leads without an election (scheduler.election), and it is not the only address"
             self._channel.close(words, is_lasting=True)
             return [self.give_up("")]
-        if self.state is not EndState.HELLO or self._is_old(welcome.epoch):
+        if self.state is not _HELLO or self._is_old(welcome.epoch):
             return [self.give_up(f"a welcome of epoch {welcome.epoch}, and {self.epoch} is the highest seen")]
-        self.state, self.epoch, self._lease = EndState.OPEN, welcome.epoch, welcome.lease
+        self.state, self.epoch, self._lease = _OPEN, welcome.epoch, welcome.lease
         self._num_lapses += now >= self._send_until  # Otherwise the scheduler had the hello before it could reclaim a slot.
         self._prolong_lease(self._hello_sent_at)
         self._next_beat_at = self._hello_sent_at + BEAT_INTERVAL
@@ -345,7 +350,7 @@ class GatewayEnd:
         request = self._requests.get(grant.request)
         # If the request has ended, its release is on the way.
         is_of_now = request is not None and request.attempt == grant.attempt
-        if request is None or not is_of_now or not self.may_start(now) or not request.take(RequestEvent.GRANT):
+        if request is None or not is_of_now or not self.may_start(now) or not request.take(_GRANT):
             return ()
         self.num_grants += 1
         request.backend, request.granted_at, request.lapse = grant.backend, now, self._num_lapses
@@ -361,7 +366,7 @@ class GatewayEnd:
         request = self._requests.get(preempt.request)
         if request is None or not self._is_of_now(preempt) or not request.take(RequestEvent.PREEMPT):
             return ()
-        if request.state is GatewayRequestState.STREAMING:
+        if request.state is _STREAMING:
             self.num_declined += 1
             self._say(Declined(request.number, request.attempt))
             return ()
@@ -385,11 +390,11 @@ class GatewayEnd:
 
     def _say(self, message: AnyMessage) -> None:
         """Say something if `Hello` has been said, which otherwise will tell it."""
-        if self._channel is not None and self.state >= EndState.HELLO:
+        if self._channel is not None and self.state >= _HELLO:
             self._channel.say(message)
 
     def _say_hello(self, channel: Channel, now: Micros) -> None:
-        self.state, self._hello_sent_at = EndState.HELLO, now
+        self.state, self._hello_sent_at = _HELLO, now
         requests = [request.introduce(now) for request in self._requests.values()]
         for part in hello_parts(requests, self._memories.introduce(now)):
             channel.say(part)
@@ -407,7 +412,7 @@ class GatewayEnd:
     def give_up(self, reason: str, *, is_lasting: bool = False) -> Closed:
         """Use the connection no more, because of `reason`, or of what has closed its channel."""
         channel, self._channel = self._channel, None
-        self.state, self.lease_until = EndState.DOWN, None
+        self.state, self.lease_until = _DOWN, None
         self._beats.clear()
         if channel is None:
             return Closed(reason)

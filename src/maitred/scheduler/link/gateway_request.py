@@ -45,6 +45,7 @@ class RequestEvent(IntEnum):
     ASK_AGAIN = 3
 
 
+_WAITING: Final = GatewayRequestState.WAITING
 TRANSITIONS: Final = {
     (GatewayRequestState.WAITING, RequestEvent.GRANT): GatewayRequestState.HELD,
     (GatewayRequestState.HELD, RequestEvent.FIRST_BYTE): GatewayRequestState.STREAMING,
@@ -71,7 +72,7 @@ class GatewayRequest:
     def __init__(self, number: int, terms: RequestTerms, now: Micros) -> None:
         self.number = number
         self.terms = terms
-        self.state = GatewayRequestState.WAITING
+        self.state = _WAITING
         self.attempt = 1
         """How often it has asked for a place."""
         self.submitted_at = now

@@ -49,7 +49,8 @@ from maitred.scheduler.link.messages import (
 from maitred.scheduler.link.placer import LinkPlace, NoPlace, Placer
 from maitred.scheduler.link.prompt_hashes import ReceivedPrompt
 
-_ADMIT: Final = Action.ADMIT
+_ADMIT, _QUEUE, _PREEMPT_SLOT, _REJECT = Action.ADMIT, Action.QUEUE, Action.PREEMPT_SLOT, Action.REJECT
+_FAILED: Final = ReleaseReason.FAILED
 _ADMITTED, _LEFT, _VICTIM = TicketState.ADMITTED, TicketState.LEFT, TicketState.VICTIM
 _CLASSES: Final = tuple(PriorityClass)  # To call an enum is slow.
 UNKNOWN_MODEL: Final = "unknown_model"
@@ -104,11 +105,12 @@ class LinkedAdmission:
         if message.request <= gateway.last_number:
             return
         gateway.last_number = message.request
-        if self._pool_of(message.terms.model) not in self._models:
+        pool = self._pool_of(message.terms.model)
+        if pool not in self._models:
             self._say(gateway, Reject(message.request, message.attempt, UNKNOWN_MODEL))
             return
-        request = self._book(gateway, message.request, message.attempt, message.terms, now)
-        load = self._load_probe(request.ticket.pool, now) if self.core.reads_load else EMPTY_LOAD
+        request = self._book(gateway, message.request, message.attempt, message.terms, pool, now)
+        load = self._load_probe(pool, now) if self.core.reads_load else EMPTY_LOAD
         decisions = self.core.submit(request.ticket, now, load)
         if request.ticket.state is _ADMITTED and len(decisions) == 1:  # Nearly always.
             self._grant(request, now)
@@ -162,7 +164,7 @@ class LinkedAdmission:
             return
         if message.kind not in _SAME_BACKEND_MAY:
             request.tried.append(request.backend)
-        self._leave(request, ReleaseReason.FAILED, now)
+        self._leave(request, _FAILED, now)
         decisions = self.core.leave_backend(request.ticket.id, now)
         keeps_slot = all(decision.subject != request.ticket.id for decision in decisions)
         if not keeps_slot:
@@ -178,7 +180,7 @@ class LinkedAdmission:
         attempt = request.attempt
         if request.failure is not None and request.failure.kind not in _SAME_PLACE_MAY:
             request.tried.append(request.backend)
-        self._leave(request, ReleaseReason.FAILED, now)
+        self._leave(request, _FAILED, now)
 
         def go_on(place: Callable[[Micros], LinkPlace | NoPlace], at: Micros) -> None:
             if self._books.by_ticket.get(request.ticket.id) is not request or request.attempt != attempt:
@@ -232,7 +234,8 @@ class LinkedAdmission:
     def end(self, request: BookedRequest, end: ReleaseReason, now: Micros, tokens: int | None = None) -> None:
         """Free the slot of a request, or its place in the queue."""
         self._leave(request, end, now)
-        self._programs.on_slot_freed(request, now)
+        if request.memory is not None:
+            self._programs.on_slot_freed(request, now)
         self._books.remove(request)
         if decisions := self.core.release(request.ticket.id, end, now, tokens):
             self.apply(decisions, now)
@@ -264,12 +267,12 @@ class LinkedAdmission:
                     never_started.append(request)
                 else:
                     self._grant(request, now)
-            elif decision.action is Action.QUEUE:
+            elif decision.action is _QUEUE:
                 self._say(request.gateway, Queue(request.number, request.attempt, decision.reason))
-            elif decision.action is Action.PREEMPT_SLOT:
+            elif decision.action is _PREEMPT_SLOT:
                 self._say(request.gateway, Preempt(request.number, request.attempt))
             else:  # It is refused; or it has left, which its gateway has said.
-                if decision.action is Action.REJECT:
+                if decision.action is _REJECT:
                     why = (decision.reason, decision.retry_after, self.core.refusal(decision))
                     self._say(request.gateway, Reject(request.number, request.attempt, *why))
                 self._books.remove(request)
@@ -284,13 +287,13 @@ class LinkedAdmission:
             self.end(request, ReleaseReason.CLIENT_GONE, now)
             return
         if request.backend >= 0:
-            self._leave(request, ReleaseReason.FAILED, now)
+            self._leave(request, _FAILED, now)
         self._grant_at(request, self._placer.place(request, now), now)
 
     def _grant_at(self, request: BookedRequest, place: LinkPlace | NoPlace, now: Micros) -> None:
         if isinstance(place, NoPlace):
             self._say(request.gateway, Reject(request.number, request.attempt, place))
-            self.end(request, ReleaseReason.FAILED, now)
+            self.end(request, _FAILED, now)
             return
         request.backend, rank = place
         limits = self.core.limits.status(request.ticket.id) if self.core.limits.is_on else None
@@ -306,7 +309,7 @@ class LinkedAdmission:
         """Go on with a request that holds a slot here and at its gateway, which is back."""
         request.attempt = live.attempt
         if request.backend != live.backend:
-            self._leave(request, ReleaseReason.FAILED, now)
+            self._leave(request, _FAILED, now)
             request.backend = live.backend
             self._placer.arrive(request, now)
         self.apply(self.core.set_stranded(request.ticket.id, stranded=False, now=now), now)
@@ -316,7 +319,8 @@ class LinkedAdmission:
             self._say(request.gateway, Preempt(request.number, request.attempt))
 
     def _adopt(self, gateway: BookedGateway, live: LiveRequest, now: Micros) -> BookedRequest:
-        request = self._book(gateway, live.request, live.attempt, live.terms, now - live.age)
+        pool = self._pool_of(live.terms.model)
+        request = self._book(gateway, live.request, live.attempt, live.terms, pool, now - live.age)
         ticket = request.ticket
         ticket.submitted_at = now - live.age
         if live.standing is not Standing.WAITING:
@@ -333,11 +337,13 @@ class LinkedAdmission:
     def _ask_anew(self, request: BookedRequest, attempt: int, now: Micros) -> None:
         """Let a request give up its slot and wait by its age."""
         waiting = LiveRequest(request.number, attempt, Standing.WAITING, now - request.ticket.submitted_at, request.terms)
-        self.end(request, ReleaseReason.FAILED, now)
+        self.end(request, _FAILED, now)
         adopted = self._adopt(request.gateway, waiting, now)
         self.apply(self.core.adopt([adopted.ticket], now), now)
 
-    def _book(self, gateway: BookedGateway, number: int, attempt: int, terms: RequestTerms, arrival: Micros) -> BookedRequest:
+    def _book(
+        self, gateway: BookedGateway, number: int, attempt: int, terms: RequestTerms, pool: str, arrival: Micros
+    ) -> BookedRequest:
         """Return a request that is here from now on, with the ticket that it has."""
         request = Request(
             id=self._books.next_ticket(),
@@ -359,7 +365,7 @@ class LinkedAdmission:
             instances=terms.instances,
             prefix=None if terms.prompt is None else ReceivedPrompt(terms.prompt),
         )
-        ticket = self.core.make_ticket(request, terms.cost, self._pool_of(terms.model))
+        ticket = self.core.make_ticket(request, terms.cost, pool)
         booked = BookedRequest(gateway, number, attempt, terms, request, ticket)
         self._books.add(booked)
         return booked

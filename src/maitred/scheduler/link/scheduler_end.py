@@ -56,6 +56,10 @@ class SchedulerMode(IntEnum):
     LEADING = 2
 
 
+_STANDBY, _LEARNING, _LEADING = SchedulerMode  # members of enums are slow to look up
+_CLOSED: Final = ChannelState.CLOSED
+
+
 class SchedulerEnd:
     """The end of one scheduler, over all its terms of leadership."""
 
@@ -133,8 +137,8 @@ class SchedulerEnd:
     def mode(self) -> SchedulerMode:
         """What this scheduler may do."""
         if self.epoch is None:
-            return SchedulerMode.STANDBY
-        return SchedulerMode.LEADING if self.learning is None else SchedulerMode.LEARNING
+            return _STANDBY
+        return _LEADING if self.learning is None else _LEARNING
 
     def lead(
         self,
@@ -219,8 +223,6 @@ class SchedulerEnd:
             self.step_down("the lease of this scheduler is over")
         return self.epoch is not None
 
-    # Connections.
-
     def accept(self, connection: ConnectionId, nonce: bytes, now: Micros) -> None:
         """Take a connection. Raises ValueError for a nonce of a wrong length."""
         self._links[connection] = GatewayConnection(Channel(Side.SCHEDULER, self._secret, nonce, self._limits), now)
@@ -252,8 +254,6 @@ class SchedulerEnd:
         data = link.channel.take_bytes()
         self._cut_if_closed(connection, link, now)
         return data
-
-    # Engines, and time.
 
     def on_reading(self, backend: int, running: int, asked_at: Micros, now: Micros) -> None:
         """Note that an engine that was asked at `asked_at` has so many sequences, those that wait in it included."""
@@ -396,5 +396,5 @@ class SchedulerEnd:
             self._part(link, connection, now)
 
     def _cut_if_closed(self, connection: ConnectionId, link: GatewayConnection, now: Micros) -> None:
-        if link.channel.state is ChannelState.CLOSED and connection in self._links:
+        if link.channel.state is _CLOSED and connection in self._links:
             self._cut(connection, link.channel.fault or "closed", now)

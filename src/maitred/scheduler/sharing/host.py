@@ -29,7 +29,7 @@ from maitred.scheduler.link.messages import Note
 from maitred.scheduler.link.scheduler_end import GATEWAY_LEASE, SchedulerEnd
 from maitred.scheduler.sharing.fleet_news import FleetNews
 from maitred.scheduler.sharing.fleet_placer import FleetPlacer
-from maitred.scheduler.sharing.host_connections import CutLog, HostConnection
+from maitred.scheduler.sharing.host_connections import CutLog, HostConnection, log_loss, log_welcome
 from maitred.scheduler.sharing.hosted_admission import HostedAdmission
 from maitred.scheduler.sharing.hosted_programs import HostedPrograms
 from maitred.scheduler.sharing.leadership import Leadership
@@ -146,8 +146,11 @@ class SchedulerHost:
 
     def lost(self, number: ConnectionId) -> None:
         """Note that a connection is gone."""
-        if self._connections.pop(number, None) is not None:
+        if (connection := self._connections.pop(number, None)) is not None:
+            gateway = self.end.connections.gateway_at(number)
             self.end.lost(number, self._clock.now())
+            if gateway is not None:
+                log_loss(gateway, connection.peer)
             self._on_lost()
             self.flush_soon()
 
@@ -238,6 +241,9 @@ class SchedulerHost:
         self.news.note()
         self.news.tell(self.end, self._clock.now())
         self.news.tell_all(self.end, gateway)
+        welcomed = self.end.books.gateways[gateway]
+        if welcomed.connection is not None:
+            log_welcome(welcomed, self._connections[welcomed.connection].peer)
         if self.on_welcome is not None:
             self.on_welcome(gateway)
 

@@ -13,7 +13,7 @@ from typing import Final, Protocol, cast
 from maitred.core.printing import printable
 from maitred.core.units import SECOND, Micros
 from maitred.scheduler.link.connections import Cut
-from maitred.scheduler.link.gateway_books import ConnectionId
+from maitred.scheduler.link.gateway_books import BookedGateway, ConnectionId
 from maitred.scheduler.link.scheduler_end import NOT_LEADING
 from maitred.scheduler.sharing.link_writer import LinkWriter, close_link
 
@@ -82,5 +82,23 @@ class CutLog:
         if len(self._quiet_until) >= _MOST_TOLD:
             self._quiet_until.clear()
         self._quiet_until[peer, cut.reason] = now + _QUIET
-        what = "a gateway was cut off" if cut.was_welcome else "a peer was turned away"
+        what = f"{printable(cut.gateway)} was cut off" if cut.gateway else "a peer was turned away"
         log.warning("%s: %s%s", what, printable(cut.reason), f" (from {peer})" if peer else "")
+
+
+def log_welcome(gateway: BookedGateway, peer: str) -> None:
+    """Log that a gateway of another machine is linked. One of this machine logs that itself, where its scheduler does."""
+    if peer:
+        log.info("%s is linked (from %s)", printable(gateway.id[0]), peer)
+
+
+def log_loss(gateway: BookedGateway, peer: str) -> None:
+    """Log that the connection of a gateway of another machine is lost, after its waiting requests have left."""
+    slots = sum(request.ticket.sequences for request in gateway.requests.values())
+    if peer and slots:
+        log.warning(
+            "%s is gone (from %s): slots held until the backends show its requests gone: %d",
+            *(printable(gateway.id[0]), peer, slots),
+        )
+    elif peer:
+        log.info("%s has left (from %s)", printable(gateway.id[0]), peer)

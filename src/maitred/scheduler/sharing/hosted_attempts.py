@@ -53,7 +53,8 @@ class HostedAttempt(UpstreamRequest):
         """Note that the first data of the answer has come, which goes to the client."""
         self.is_committed = True
         self.times.first_data_at = self.times.last_data_at = now
-        self.note_events(1, now)
+        if self.own is not None:
+            self.note_events(1, now)
 
     def note_pieces(self, pieces: int, now: Micros) -> None:
         """Note that the answer has had so many pieces so far."""

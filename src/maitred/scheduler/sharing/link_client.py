@@ -207,7 +207,7 @@ class LinkClient:
             if isinstance(event, Closed):
                 self._close(event)
             elif isinstance(event, Opened):
-                log.info("linked to the scheduler at %s, epoch %d", self.dialer.address, event.epoch)
+                log.info("%s is linked to the scheduler at %s, epoch %d", self.end.name, self.dialer.address, event.epoch)
                 self._told.clear()
                 self.problem = None
                 self.on_changed()
