@@ -166,7 +166,8 @@ def _explain(text: str, tree: Any, root: type[msgspec.Struct], locate: Locator) 
 
 
 def _choices(root: type[msgspec.Struct], path: KeyPath) -> list[str]:
-    return [str(choice) for choice in literal_choices(type_at(root, path))]
+    kind = type_at(root, path)
+    return [*map(str, literal_choices(kind)), *(["a whole number"] if int in union_members(kind) else [])]
 
 
 def _error_path(at: str, tree: Any, root: Any) -> KeyPath:
