@@ -32,7 +32,7 @@ ELSEWHERE = {
     r"curl -s localhost:(8082|7071)/.*": "they ask the same",
     r"maitred scheduler .*--ext-proc .*": "it waits for an Envoy; tests/gateway/test_envoy.py has both",
     r"maitred serve .*--data-plane envoy.*": "it needs the wheel of Envoy; tests/gateway/test_envoy_pickers.py starts it",
-    r"maitred (verify|why|replay) .*": "it needs a log; tests/replay runs each",
+    r"maitred (verify|why|replay) .*": "it needs a log; tests/replay and tests/study/what_if run each",
     r"python bench/tune\.py .*": "it needs a trace of Azure's, and takes a quarter of an hour",
     r"maitred tune .*": "it needs a log and a record; tests/study/tune runs it",
     r"maitred envoy-config .*": "tests/cli/test_envoy_commands.py prints such configurations",

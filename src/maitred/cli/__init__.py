@@ -8,6 +8,7 @@
     simulate, study, validation             `simulate`; `compare`, `sweep` and `capacity`; `validate`
     verify, why                             a log of decisions, run again: is it true, and what happened to a request
     tune                                    rules for an SLO, searched by replays of such a log
+    replay                                  recorded traffic under another configuration
     bench, calibration                      `bench`, with the names of vLLM's benchmark in vllm_names; `calibrate`
     check, listings, traces                 `check`; `policies`, `formats` and `models`; `convert`
     config_flags                            a row for each flag that stands for a key: its key and its aliases

@@ -34,6 +34,7 @@ from maitred.cli import (
     engine,
     envoy_config,
     listings,
+    replay,
     scheduler,
     serve,
     simulate,
@@ -76,6 +77,7 @@ _COMMANDS: Final[Mapping[str, Command[Any] | Callable[..., None]]] = {
     "verify": verify.verify,
     "why": why.why,
     "tune": tune.tune,
+    "replay": replay.replay,
 }
 
 

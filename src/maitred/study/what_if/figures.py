@@ -66,6 +66,10 @@ class Figure(msgspec.Struct, frozen=True):
     def is_latency(self) -> bool:
         return self.plain in _LATENCIES
 
+    @property
+    def is_count(self) -> bool:
+        return self.plain in _COUNTS
+
     def values(self, run: ReplayedRun) -> Floats:
         """Return what it is computed of, by request: a latency in ms, or 1 for a request that counts. Not for the makespan."""
         if self.is_latency:

@@ -8,7 +8,7 @@ router draws, and the same ones under all rules.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from os import fsdecode
 from pathlib import Path
@@ -19,9 +19,12 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from maitred.admission import AdmissionConfig
 from maitred.config import Config
 from maitred.core.errors import ConfigError
+from maitred.programs import ProgramsConfig
 from maitred.report.latencies import request_times
+from maitred.routing import RoutingConfig
 from maitred.sim import Outcome, Results
 from maitred.sim.config import ClusterConfig
 from maitred.study.candidate import Candidate, draw_latency_scale
@@ -113,29 +116,37 @@ class ReplayWorld(msgspec.Struct, frozen=True, eq=False, dict=True):
     def in_force(self) -> Candidate:
         """The rules under which the run was recorded."""
         rules = self.recorded.rules
-        return self._candidate(rules.admission, rules.routing, rules.programs, self._slots)
+        return self._candidate(rules.admission, rules.routing, rules.programs, self._slots, self.engines.num_instances, {})
 
-    def candidate(self, config: Config, instance: dict[str, Any] | None = None) -> Candidate:
+    def candidate(
+        self, config: Config, instance: dict[str, Any] | None = None, *, num_instances: int | None = None
+    ) -> Candidate:
         """Return the rules of a configuration of a gateway, before the same engines. Slots are those of `slots_per_backend`, or
-        else as recorded; `instance` are keys in which the engines are to be others."""
-        per_backend, number = config.gateway.slots_per_backend, self.engines.num_instances
-        slots = self._slots if per_backend is None else per_backend * number
-        found = self._candidate(config.admission, config.routing, config.programs, slots)
-        return replace(found, instance=replace(found.instance, **instance)) if instance else found
+        else as recorded. `instance` are keys in which the engines are to be others, and `num_instances` another number."""
+        number = num_instances or self.engines.num_instances
+        per_backend = config.gateway.slots_per_backend
+        slots = -(-(self._slots or 0) * number // self.engines.num_instances) if per_backend is None else per_backend * number
+        sections = (config.admission, config.routing, config.programs)
+        return self._candidate(*sections, slots or None, number, instance or {})
 
     @property
     def _slots(self) -> int | None:
         return max(self.recorded.rules.slots.values(), default=None)
 
-    def _candidate(self, admission: Any, routing: Any, programs: Any, slots: int | None) -> Candidate:
-        engines = self.engines
-        # Where clients have classes and slots are scarce, an engine runs all that has a slot.
-        most = max(engines.instance.max_num_seqs, -(-(slots or 1) // engines.num_instances))
+    def _candidate(
+        self,
+        admission: AdmissionConfig,
+        routing: RoutingConfig,
+        programs: ProgramsConfig,
+        slots: int | None,
+        number: int,
+        keys: Mapping[str, Any],
+    ) -> Candidate:
+        # A gateway gives an engine as many requests as it has slots, so the engine has been told to take them.
+        most = max(self.engines.instance.max_num_seqs, -(-(slots or 1) // number))
         return Candidate(
-            cluster=ClusterConfig(
-                num_instances=engines.num_instances, capacity=slots if admission.mode == "priority" else None
-            ),
-            instance=replace(engines.instance, max_num_seqs=most),
+            cluster=ClusterConfig(num_instances=number, capacity=slots if admission.mode == "priority" else None),
+            instance=replace(self.engines.instance, **{"max_num_seqs": most, **keys}),
             routing=routing,
             admission=admission,
             programs=programs,

@@ -1,0 +1,87 @@
+"""Intervals of differences, and the bounds that CI checks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from maitred.core.errors import ConfigError
+from maitred.sim import Outcome
+from maitred.study.metrics import Better
+from maitred.study.what_if.bounds import parse_bound
+from maitred.study.what_if.differences import compare_runs
+from maitred.study.what_if.figures import find_figure
+from maitred.study.what_if.world import ReplayedRun
+
+
+def run(ttft_ms: list[float], rejected: int = 0) -> ReplayedRun:
+    """Return requests of which one comes each second and lasts 2 s; the last ones are `rejected`."""
+    count = len(ttft_ms)
+    arrival, ttft = 1e6 * np.arange(count, dtype=np.float64), np.array(ttft_ms) * 1e3
+    lost = np.arange(count) >= count - rejected
+    return ReplayedRun(
+        ttft=np.where(lost, np.nan, ttft),
+        e2e=np.where(lost, np.nan, 2e6),
+        arrival=arrival,
+        ended=arrival + 2e6 * ~lost,
+        outcome=np.where(lost, Outcome.REJECTED, Outcome.COMPLETED).astype(np.int8),
+        priority_class=np.zeros(count, dtype=np.int8),
+    )
+
+
+ALL = np.ones(200, dtype=bool)
+VALUES = [float(100 + 7 * i % 50) for i in range(200)]
+
+
+def test_a_difference_that_all_requests_share_has_an_interval_of_no_width() -> None:
+    today, other = run(VALUES), run([value + 20 for value in VALUES])
+    wanted = {find_figure(name): ALL for name in ("ttft_mean_ms", "ttft_p90_ms", "completed_requests", "makespan_s")}
+    mean, p90, completed, makespan = compare_runs(wanted, today, [today] * 3, [other] * 3)
+    assert mean.recorded == pytest.approx(np.mean(VALUES))
+    assert mean.difference == pytest.approx(20)
+    for each in (mean, p90):
+        assert each.interval is not None
+        assert each.interval.low == pytest.approx(20)
+        assert each.interval.high == pytest.approx(20)
+        assert each.probability == 0
+        assert each.is_certain
+    assert (completed.today, completed.other, completed.probability) == (200, 200, 0.5)
+    assert makespan.today == makespan.other == 201
+    assert not makespan.is_certain
+
+
+def test_the_interval_has_what_chance_and_seeds_move() -> None:
+    draw = np.random.default_rng(3)
+    today = [run(list(draw.normal(100, 20, 200))) for _ in range(4)]
+    other = [run(list(draw.normal(100 + shift, 20, 200)), rejected=50) for shift in (0, -3, 0, 3)]
+    mean, rejected = compare_runs({find_figure(n): ALL for n in ("ttft_mean_ms", "rejected_requests")}, today[0], today, other)
+    assert mean.interval is not None
+    assert mean.interval.low < -3 < 3 < mean.interval.high
+    assert 0.2 < (mean.probability or 0) < 0.8
+    assert not mean.is_certain
+    assert (rejected.today, rejected.other, rejected.change_interval) == (0, 50, None)
+    assert rejected.interval is not None
+    assert rejected.interval.low == rejected.interval.high == 50
+
+
+def test_without_seeds_there_are_no_intervals() -> None:
+    (found,) = compare_runs({find_figure("ttft_p50_ms"): ALL}, run(VALUES), [run(VALUES)], [run(VALUES)])
+    assert (found.difference, found.interval, found.probability) == (0, None, None)
+
+
+def test_a_figure_that_no_request_has_is_missing() -> None:
+    nobody = run([1.0] * 200, rejected=200)
+    (found,) = compare_runs({find_figure("ttft_p50_ms"): ALL}, nobody, [nobody] * 2, [nobody] * 2)
+    assert (found.today, found.difference, found.interval) == (None, None, None)
+
+
+def test_bounds_are_absolute_or_relative_to_today() -> None:
+    bound = parse_bound("bulk.makespan_s <= 110%")
+    assert (bound.figure.group, bound.figure.plain, bound.better) == ("bulk", "makespan_s", Better.LOWER)
+    assert bound.holds(today=100, other=110)
+    assert not bound.holds(today=100, other=111)
+    assert parse_bound("completed_requests>=5").holds(today=None, other=5)
+    assert not parse_bound("ttft_p99_ms <= 5").holds(today=5, other=None)
+    for wrong in ("ttft_p99_ms", "ttft_p99_ms < 5", "ttft_p99_ms <= ten", "ttft_p99_ms <= 1.2.3", "ttft_p98_ms <= 5"):
+        with pytest.raises(ConfigError, match="--constraint"):
+            parse_bound(wrong)
