@@ -82,6 +82,7 @@ ELSEWHERE = {
     r"python bench/field_hrrn\.py .*": "a seed takes 15 s; tests/sim/test_field_hrrn.py plays its scene",
     r"python bench/programs_paper\.py .*": "it takes minutes; tests/sim/test_programs_paper.py plays its scene",
     r"python bench/theory\.py .*": "it takes minutes; tests/sim/test_theory.py plays its scenes",
+    r"python bench/what_if\.py.*": "it takes minutes; tests/study/what_if holds replays against truth",
     r"python bench/simulate\.py .*--million.*": "a million requests take a minute; "
     "test_a_smaller_one_is_run runs the script without them",
 }
