@@ -42,6 +42,9 @@ class ReplayFlags(CommandFlags):
         list[Path] | None,
         flag(_TRAFFIC, "The record of the same run (maitred serve --record). Repeatable.", "FILE"),
     ] = None
+    model: Annotated[
+        str | None, flag(_TRAFFIC, "Only the requests for this model, where different engines serve several.", "NAME")
+    ] = None
     engine: Annotated[
         Path | None,
         flag(_TRAFFIC, "What is known of the engines: a file with the section instance. Default: as the record shows.", "FILE"),
@@ -98,7 +101,8 @@ def _what_if(flags: ReplayFlags) -> WhatIf:
     logs, records, other = _files(flags)
     bounds = [parse_bound(text) for text in flags.constraint or ()]
     config, keys = _read_config(other)
-    world = ReplayWorld.calibrated(read_recorded(logs, records), _read_config(flags.engine)[1] if flags.engine else None)
+    engine = _read_config(flags.engine)[1] if flags.engine else None
+    world = ReplayWorld.calibrated(read_recorded(logs, records, flags.model), engine)
     check_bounds(bounds, world)
     with progress_bar(quiet=bool(flags.quiet)) as show:
         return what_if(

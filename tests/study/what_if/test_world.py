@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -17,8 +18,10 @@ from maitred.admission.terms.config import ClassConfig, ClassesConfig
 from maitred.config import Config
 from maitred.core.errors import ConfigError
 from maitred.gateway.config import GatewayConfig
+from maitred.programs import ProgramsConfig
 from maitred.sim import Results, simulate
 from maitred.study.candidate import Candidate
+from maitred.study.what_if.engines import sequences_at_once
 from maitred.study.what_if.figures import figures
 from maitred.study.what_if.recorded import RecordedRequest, read_recorded, with_causes
 from maitred.study.what_if.world import ReplayedRun, ReplayWorld, replay_all
@@ -26,7 +29,7 @@ from maitred.workload import Job
 from maitred.workload.load import Load
 
 sys.path.append(str(Path(__file__).parent))
-from recorded_runs import NO_LIMITS, candidate, mixed_jobs, write_run
+from recorded_runs import CLUSTER, INSTANCE, NO_LIMITS, candidate, mixed_jobs, write_run
 
 TRUE_ENGINE = {"latency": "linear:5000,17.5,60"}
 OTHER = AdmissionConfig(
@@ -157,3 +160,34 @@ def test_a_record_of_another_run_and_files_that_are_something_else_are_named(tmp
     log, record = write_run(tmp_path, mixed_jobs(9), candidate())
     with pytest.raises(ConfigError, match="9 streamed answers are too few"):
         ReplayWorld.calibrated(read_recorded([log], [record]))
+
+
+def test_rooms_may_number_a_request_differently_and_slots_may_be_fewer_than_requests_at_an_engine(tmp_path: Path) -> None:
+    """As behind `serve --workers`: programs and admission have numbers of their own. Two engines of four sequences are sent up
+    to eight, as places of programs go by memory, and those that wait in the engine are no sign of a larger one."""
+    rules = Candidate(cluster=CLUSTER, instance=INSTANCE, admission=NO_LIMITS, programs=ProgramsConfig(mode="tr"))
+    log, record = write_run(tmp_path, mixed_jobs(300), rules)
+    lines = [msgspec.json.decode(line) for line in log.read_bytes().splitlines()]
+    for line in lines:
+        if line["room"] == "programs" and "request" in line and "decision" not in line:
+            line["request"]["id"] += 1000
+    log.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+    recorded = read_recorded([log], [record])
+    assert len(recorded.requests) == 300
+    assert recorded.rules.num_others == 0
+    assert sequences_at_once(recorded)[0] == 4 < sequences_at_once(recorded)[1]
+    assert ReplayWorld.calibrated(recorded).engines.instance.max_num_seqs == 4
+
+
+def test_models_of_different_engines_are_replayed_one_by_one(tmp_path: Path) -> None:
+    log, record = write_run(tmp_path, mixed_jobs(60), candidate())
+    header, *rows = record.read_text().splitlines()
+    changed = [row.replace(",m,", ",n,", 1) if "engine-1" in row else row for row in rows]
+    record.write_text("\n".join([header, *changed]) + "\n")
+    with pytest.raises(ConfigError, match="different engines served its models"):
+        read_recorded([log], [record])
+    found = read_recorded([log], [record], "n")
+    assert found.backends == ("http://engine-1",)
+    assert {each.backend for each in found.requests} == {0}
+    with pytest.raises(ConfigError, match="--model: no request is for the model 'k'"):
+        read_recorded([log], [record], "k")

@@ -2,7 +2,9 @@
 
     step times         `linear`, fitted to when the answers of each engine began and ended (`fit_timeline`), and what a request
                        waits outside of the steps (`fit_outside`). Tokens of the prompt that the engine had cached cost nothing
-    sequences at once  the slots of a backend, as the log has them, or the most requests that it had at once if these were more
+    sequences at once  the slots of a backend, as the log has them, or the most requests that it had at once if these were more:
+                       whichever tells the record better (what the engine does not run waits in it)
+    KV memory          what programs were told of it, or else the default of `instance`
     prefix cache       there is one if an answer says that tokens were cached
 
 What a file says of the engines (the section `instance`) holds in place of what the record shows. An answer that did not stream
@@ -29,7 +31,7 @@ from maitred.study.what_if.recorded import Recorded, RecordedRequest
 
 _LEAST_STREAMS: Final = 30
 """Streamed answers without which nothing can be said of an engine."""
-_MOST_FITTED: Final = 20_000
+_MOST_FITTED: Final = 5_000
 """Answers that are fitted of one engine, the first ones: more make the fit slower and no better."""
 
 
@@ -42,13 +44,16 @@ class Engines(msgspec.Struct, frozen=True, kw_only=True):
     """Answers to which the step times are fitted; 0: they are stated."""
 
 
-def find_engines(recorded: Recorded, stated: Mapping[str, Any] | None = None) -> Engines:
-    """Return the engines of a run. `stated` are keys of the section `instance`. Raises ConfigError for too few answers."""
+def find_engines(recorded: Recorded, sequences: int, stated: Mapping[str, Any] | None = None) -> Engines:
+    """Return the engines of a run, which run so many `sequences` at once. `stated` are keys of the section `instance`. Raises
+    ConfigError for too few answers."""
     keys: dict[str, Any] = {
-        "max_num_seqs": _sequences_at_once(recorded),
+        "max_num_seqs": sequences,
         "enable_prefix_caching": any(each.cached_tokens for each in recorded.requests),
         **(stated or {}),
     }
+    if recorded.kv_tokens is not None and "total_kv_blocks" not in keys:
+        keys["total_kv_blocks"] = max(1, recorded.kv_tokens // InstanceConfig(**keys).block_size_in_tokens)
     instance = InstanceConfig(**keys)
     count = max(1, len(recorded.backends))
     if instance.latency is not None or instance.has_model:
@@ -71,10 +76,12 @@ def find_engines(recorded: Recorded, stated: Mapping[str, Any] | None = None) ->
     return Engines(instance=found, num_instances=count, num_fitted=sum(map(len, timelines)))
 
 
-def _sequences_at_once(recorded: Recorded) -> int:
+def sequences_at_once(recorded: Recorded) -> Sequence[int]:
+    """Return how many sequences an engine may have run at once: one number, or two that differ."""
     count = max(1, len(recorded.backends))
-    slots = max(recorded.rules.slots.values(), default=0)
-    return max(1, -(-slots // count), *(_most_at_once(recorded.requests, backend) for backend in range(count)))
+    most = max(_most_at_once(recorded.requests, backend) for backend in range(count))
+    slots = -(-max(recorded.rules.slots.values(), default=0) // count)
+    return (slots, most) if 0 < slots < most else (max(slots, most),)
 
 
 def _most_at_once(requests: Sequence[RecordedRequest], backend: int) -> int:

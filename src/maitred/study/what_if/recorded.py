@@ -19,8 +19,9 @@ comes a *think time* after the answers that it follows:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 import msgspec
@@ -28,7 +29,7 @@ from msgspec.structs import replace
 
 from maitred.admission import AdmissionConfig, ReleaseReason
 from maitred.core.decisions import LOG_ROOM, NOTES_ROOM
-from maitred.core.errors import ConfigError
+from maitred.core.errors import ConfigError, nearest_name_hint
 from maitred.core.request import PriorityClass
 from maitred.core.units import Micros, from_seconds
 from maitred.files.rotated import read_lines
@@ -40,7 +41,7 @@ from maitred.workload.formats.maitred import COMPLETED
 
 _LEAST_JOINED: Final = 0.5
 """Share of the rows that the log must know, or it is of another run."""
-_DEFAULT: Final = PriorityClass.DEFAULT
+_QUEUED: Final = "queue"
 _TEXTS: Final = (
     *("arrival_secs", "class", "prompt_tokens", "output_tokens", "tenant", "max_output_tokens", "stream", "model", "program"),
     *("continues", "outcome", "cached_tokens", "backend", "sent_secs", "ttft_secs", "e2e_secs", "request_id"),
@@ -105,6 +106,10 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     """In the order of arrival."""
     backends: tuple[str, ...]
     rules: RulesInForce
+    overhead: Micros = 0
+    """What the gateway took until it sent a request that did not wait, at the median."""
+    kv_tokens: int | None = None
+    """Tokens of KV memory of a backend, where the log knows it."""
     num_unknown: int = 0
     """Rows that the log does not know."""
     knows_asked: bool = True
@@ -115,16 +120,20 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(dict.fromkeys(each.model for each in self.requests))
 
 
-def read_recorded(logs: Sequence[Path], records: Sequence[Path]) -> Recorded:
-    """Return the run of a decision log and its record, each perhaps in several files, the oldest first. Raises ConfigError for
-    files that are something else, or of different runs."""
+def read_recorded(logs: Sequence[Path], records: Sequence[Path], model: str | None = None) -> Recorded:
+    """Return the run of a decision log and its record, each perhaps in several files, the oldest first; of requests to `model`
+    alone, if one is named. Raises ConfigError for files that are something else, or of different runs, and for models that
+    different engines serve."""
     said = _read_log(logs)
-    rows: list[tuple[float, RecordedRequest, str]] = []
+    rows: list[_Row] = []
     backends: dict[str, int] = {}
     for path in records:
         rows += _read_record(path, backends)
     if not rows:
         raise ConfigError("there are no requests in it", where=_names(records))
+    rows = _of_one_fleet(rows, model, _names(records))
+    backends = {name: i for i, name in enumerate(backends) if any(row.backend == i for _, row, _ in rows)}
+    numbers = {old: new for new, old in enumerate(backends.values())}
     rows.sort(key=lambda row: row[0])
     known = [(arrival, row, said.by_id[key].pop(0)) for arrival, row, key in rows if said.by_id.get(key)]
     if len(known) < _LEAST_JOINED * len(rows):
@@ -133,14 +142,37 @@ def read_recorded(logs: Sequence[Path], records: Sequence[Path]) -> Recorded:
             problem, where=_names(records), hint=f"it is the record that was written together with {_names(logs)}"
         )
     origin = known[0][0]
-    requests = [_joined(row, told, from_seconds(arrival - origin)) for arrival, row, told in known]
+    requests = [
+        replace(_joined(row, told, from_seconds(arrival - origin)), backend=numbers.get(row.backend, -1))
+        for arrival, row, told in known
+    ]
     return Recorded(
         requests=with_causes(requests),
         backends=tuple(backends),
-        rules=said.rules(),
+        rules=said.rules({row.model for _, row, _ in known}),
+        overhead=int(median([row.sent for _, row, told in known if row.sent is not None and not told.waited] or [0])),
+        kv_tokens=said.kv_tokens,
         num_unknown=len(rows) - len(known),
         knows_asked=any(told.asked is not None for _, _, told in known),
     )
+
+
+_Row = tuple[float, RecordedRequest, str]
+
+
+def _of_one_fleet(rows: Sequence[_Row], model: str | None, where: str) -> list[_Row]:
+    """Return the rows of the model. Raises ConfigError if none is named, and different engines served several."""
+    models = dict.fromkeys(row.model for _, row, _ in rows)
+    if model is not None:
+        if model not in models:
+            raise ConfigError(f"no request is for the model {model!r}", where="--model", hint=nearest_name_hint(model, models))
+        return [each for each in rows if each[1].model == model]
+    used = {name: {row.backend for _, row, _ in rows if row.model == name and row.backend >= 0} for name in models}
+    fleets = [each for each in used.values() if each]
+    if any(each != fleets[0] for each in fleets):
+        hint = f"replay one of them: --model {next(iter(models))}"
+        raise ConfigError(f"different engines served its models {', '.join(models)}", where=where, hint=hint)
+    return list(rows)
 
 
 def _names(paths: Iterable[Path]) -> str:
@@ -153,6 +185,10 @@ class _Told(msgspec.Struct):
     asked: str | None = None
     end: str = ""
     parent: str = ""
+    waited: bool = False
+    """Whether it was not let in at once."""
+    rooms: set[str] = msgspec.field(default_factory=set)
+    """Where it was told of."""
 
 
 class _Line(msgspec.Struct):
@@ -161,11 +197,12 @@ class _Line(msgspec.Struct):
     id: int = -1
     client_id: str = ""
     pool: str = ""
-    capacity: int = 0
+    capacity: int | None = None
     end: str = ""
     config: msgspec.Raw = msgspec.Raw(b"{}")
     request: dict[str, Any] = {}
     note: dict[str, Any] = {}
+    decision: dict[str, Any] = {}
 
 
 _decode_line: Final = msgspec.json.Decoder(_Line).decode
@@ -178,8 +215,9 @@ class _LogFacts:
     def __init__(self) -> None:
         self.by_id: dict[str, list[_Told]] = {}
         self.num_inputs = 0
-        self._open: dict[int, _Told] = {}
-        """By the number of the request in the process that writes."""
+        self.kv_tokens: int | None = None
+        self._open: dict[tuple[str, int], _Told] = {}
+        """By room, and the number of the request there, in the process that writes."""
         self._asked: dict[int, str] = {}
         self._rules: dict[str, bytes] = {}
         self._slots: dict[str, int] = {}
@@ -201,38 +239,54 @@ class _LogFacts:
                 self._rules[room] = bytes(_decode_line(line).config)
             case "admission", "resize":
                 said = _decode_line(line)
-                self._slots[said.pool] = said.capacity
+                self._slots[said.pool] = said.capacity or 0
+            case "programs", "set_backend":
+                self.kv_tokens = _decode_line(line).capacity or self.kv_tokens
             case "admission", "submit":
                 said = _decode_line(line)
-                self._begin(said.id, said.client_id, said.pool)
+                self._begin("admission", said.id, said.client_id, said.pool)
             case "admission", "release":
                 said = _decode_line(line)
-                self._told(said.id).end = said.end
+                if (told := self._open.pop(("admission", said.id), None)) is not None:
+                    told.end = said.end
+            case "admission", None:
+                decided = _decode_line(line).decision
+                if decided.get("action") == _QUEUED and (told := self._open.get(("admission", int(decided["subject"])))):
+                    told.waited = True
             case ("routing", "choose") | ("programs", "begin"):
                 request = _decode_line(line).request
-                self._begin(int(request["id"]), str(request.get("client_id", "")), str(request.get("model", "")))
-                self._told(int(request["id"])).parent = str(request.get("parent_program") or request.get("parent") or "")
+                names = (str(request.get("client_id", "")), str(request.get("model", "")))
+                told = self._begin(entry.room, int(request["id"]), *names)
+                told.parent = told.parent or str(request.get("parent_program") or request.get("parent") or "")
 
-    def _begin(self, number: int, client_id: str, pool: str) -> None:
-        if number not in self._open:
-            self._open[number] = _Told(self._asked.get(number))
-            self._under[tuple(sorted(self._rules.items()))] += 1
-            if pool in self._slots:
-                self._slots_under[pool, self._slots[pool]] += 1
-        told = self._open[number]
-        if client_id and not any(told is each for each in self.by_id.get(client_id, ())):
-            self.by_id.setdefault(client_id, []).append(told)
+    def _begin(self, room: str, number: int, client_id: str, pool: str) -> _Told:
+        """Note that a request came to a room, under the number that it has there."""
+        told = self._open.get((room, number))
+        if told is None:
+            same = self.by_id.setdefault(client_id, [])
+            # Rooms may number it differently. One id in one room twice is two requests.
+            told = next((each for each in same if room not in each.rooms), None)
+            if told is None:
+                told = _Told(self._asked.get(number))
+                same.append(told)
+                self._count(pool)
+            told.rooms.add(room)
+            self._open[room, number] = told
+        return told
 
-    def _told(self, number: int) -> _Told:
-        return self._open.setdefault(number, _Told())
+    def _count(self, pool: str) -> None:
+        self._under[tuple(sorted(self._rules.items()))] += 1
+        if pool in self._slots:
+            self._slots_under[pool, self._slots[pool]] += 1
 
-    def rules(self) -> RulesInForce:
-        """Return the rules under which most requests came."""
+    def rules(self, models: Collection[str]) -> RulesInForce:
+        """Return the rules under which most requests came, with the slots of `models`."""
         (most, count), *_ = self._under.most_common(1)
         sections = {room: msgspec.json.decode(text, type=_CONFIGS[room]) for room, text in most}
         slots: dict[str, int] = {}
         for (pool, number), _ in self._slots_under.most_common():
-            slots.setdefault(pool, number)
+            if pool in models or not pool:
+                slots.setdefault(pool, number)
         return RulesInForce(**sections, slots=slots, num_others=self._under.total() - count)
 
 
@@ -248,7 +302,7 @@ def _read_log(logs: Sequence[Path]) -> _LogFacts:
             if entry.room == LOG_ROOM:
                 if entry.version is not None:
                     facts.begin_process()
-            elif entry.input is not None or (entry.room == NOTES_ROOM and entry.note):
+            elif entry.input is not None or entry.decision or (entry.room == NOTES_ROOM and entry.note):
                 facts.take(entry, line)
     except LogError as error:
         raise ConfigError(str(error), where=_names(logs)) from error
@@ -259,7 +313,7 @@ def _read_log(logs: Sequence[Path]) -> _LogFacts:
     return facts
 
 
-def _read_record(path: Path, backends: dict[str, int]) -> Iterable[tuple[float, RecordedRequest, str]]:
+def _read_record(path: Path, backends: dict[str, int]) -> Iterable[_Row]:
     """Yield the arrival in seconds, the row, and the id of each request of a record. Raises ConfigError for another file."""
     if not is_recording(path):
         hint = "the file that maitred serve --record has written beside the log"

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from maitred.admission import AdmissionConfig
 from maitred.config import Config
 from maitred.core.errors import ConfigError
+from maitred.core.units import MILLISECOND
 from maitred.programs import ProgramsConfig
 from maitred.report.latencies import request_times
 from maitred.routing import RoutingConfig
@@ -29,7 +30,7 @@ from maitred.sim import Outcome, Results
 from maitred.sim.config import ClusterConfig
 from maitred.study.candidate import Candidate, draw_latency_scale
 from maitred.study.runs import Progress, TaskFailed, encode_unknown
-from maitred.study.what_if.engines import Engines, find_engines
+from maitred.study.what_if.engines import Engines, find_engines, sequences_at_once
 from maitred.study.what_if.recorded import Recorded, RecordedRequest
 from maitred.study.what_if.traffic import RecordedTraffic
 from maitred.study.workers import make_workers
@@ -110,7 +111,10 @@ class ReplayWorld(msgspec.Struct, frozen=True, eq=False, dict=True):
     def calibrated(cls, recorded: Recorded, stated: dict[str, Any] | None = None) -> Self:
         """Return the world of a run. `stated` are keys of the section `instance` that are known of the engines. Raises
         ConfigError if the record shows too little of them."""
-        return cls(recorded, find_engines(recorded, stated))
+        known = (stated or {}).get("max_num_seqs")
+        options = sequences_at_once(recorded) if known is None else (known,)
+        worlds = [cls(recorded, find_engines(recorded, each, stated)) for each in options]
+        return worlds[0] if len(worlds) == 1 else min(worlds, key=lambda world: world._distance_from_record)
 
     @property
     def in_force(self) -> Candidate:
@@ -144,8 +148,13 @@ class ReplayWorld(msgspec.Struct, frozen=True, eq=False, dict=True):
     ) -> Candidate:
         # A gateway gives an engine as many requests as it has slots, so the engine has been told to take them.
         most = max(self.engines.instance.max_num_seqs, -(-(slots or 1) // number))
+        cluster = ClusterConfig(
+            num_instances=number,
+            capacity=slots if admission.mode == "priority" else None,
+            routing_latency_ms=self.recorded.overhead / MILLISECOND,
+        )
         return Candidate(
-            cluster=ClusterConfig(num_instances=number, capacity=slots if admission.mode == "priority" else None),
+            cluster=cluster,
             instance=replace(self.engines.instance, **{"max_num_seqs": most, **keys}),
             routing=routing,
             admission=admission,
@@ -159,6 +168,13 @@ class ReplayWorld(msgspec.Struct, frozen=True, eq=False, dict=True):
         drawn = replace(candidate, instance=replace(candidate.instance, latency_scale=scale))
         jobs = self.traffic.workload(candidate.admission, seed)
         return ReplayedRun.of(drawn.simulate(jobs, seed=seed), self.recorded.requests)
+
+    @property
+    def _distance_from_record(self) -> float:
+        """How far p50 and p90 of TTFT and E2E are from those of the record, as a share, on average."""
+        columns = [(getattr(self.truth, name), getattr(self.replay(self.in_force), name)) for name in ("ttft", "e2e")]
+        quantiles = [np.nanquantile(column, (0.5, 0.9)) for pair in columns for column in pair]
+        return float(np.mean([np.abs(now / was - 1) for was, now in zip(quantiles[::2], quantiles[1::2], strict=True)]))
 
     @property
     def traffic(self) -> RecordedTraffic:
