@@ -139,7 +139,7 @@ def read_recorded(logs: Sequence[Path], records: Sequence[Path], model: str | No
     if len(known) < _LEAST_JOINED * len(rows):
         problem = f"it is the record of another run: the log knows {len(known):,} of its {len(rows):,} requests"
         raise ConfigError(
-            problem, where=_names(records), hint=f"it is the record that was written together with {_names(logs)}"
+            problem, where=_names(records), hint=f"give the one written beside {_names(logs)}, and all files of the log"
         )
     origin = known[0][0]
     requests = [

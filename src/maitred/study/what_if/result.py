@@ -203,7 +203,7 @@ def _notes(world: ReplayWorld, other: Candidate, seeds: int, num_tenants: int) -
         yield "The log does not say which classes clients asked for, so they ask for those that they had."
     now, then = world.in_force.cluster.capacity, other.cluster.capacity
     if now != then:
-        yield f"Slots: {_slots(now)} when it was recorded, {_slots(then)} now."
+        yield f"Slots: {_slots(now)} when it was recorded, {_slots(then)} under the other rules."
     if other.instance.max_num_seqs > world.engines.instance.max_num_seqs:
         yield "More slots than the engines were seen to fill: they are taken to run all of them at once."
     if num_tenants > _MOST_TENANTS:
@@ -216,7 +216,7 @@ def _notes(world: ReplayWorld, other: Candidate, seeds: int, num_tenants: int) -
 
 
 def _slots(number: int | None) -> str:
-    return "no limit of" if number is None else f"{number:,}"
+    return "no limit" if number is None else f"{number:,}"
 
 
 def _table(found: Sequence[tuple[Figure, ReplayedDifference]]) -> Table:
