@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 
 import maitred
@@ -13,7 +15,8 @@ from maitred.instance import InstanceConfig
 from maitred.instance.throughput_limit import RequestMix, find_throughput_limit
 from maitred.report import Assessment, Slo, Targets, VerdictKind
 from maitred.report.utilisation import utilisation_lines
-from maitred.sim import ClusterConfig
+from maitred.report.verdicts import find_growth
+from maitred.sim import ClusterConfig, Samples
 from maitred.sim.config import LimitChange
 from maitred.sim.fleet_config import FailureConfig, InstanceGroup
 
@@ -59,6 +62,50 @@ def test_a_burst_that_is_served_is_no_divergence() -> None:
     burst = [*maitred.synthetic(rate=300, num_requests=600, **EVEN)]
     late = maitred.Job(request=maitred.Request(id=10_000, arrival=20_000_000, prompt_tokens=9), output_tokens=9)
     assert text(maitred.simulate([*burst, late]).assess(), VerdictKind.DIVERGES) == ""
+
+
+def queue_of(load: float, seed: int, requests: int = 3_000) -> Samples:
+    """Return samples of an M/M/1 queue that begins empty, until its last request arrives."""
+    draw, now, free = Random(seed), 0.0, 0.0
+    arrivals, ends = [], []
+    for _ in range(requests):
+        now += draw.expovariate(load)
+        free = max(now, free) + draw.expovariate(1.0)
+        arrivals.append(now)
+        ends.append(free)
+    at = np.linspace(0, now, 200)
+    arrived, ended = np.searchsorted(arrivals, at, "right"), np.searchsorted(ends, at, "right")
+    return samples_of(at * 1e6, arrived, ended)
+
+
+def samples_of(at: Any, arrived: Any, ended: Any) -> Samples:
+    waiting = (arrived - ended).astype(np.int32)
+    none = np.zeros_like(waiting)
+    return Samples(
+        at=at.astype(np.int64), waiting=waiting[:, None], running=none[:, None], blocks_used=none[:, None], total_blocks=1,
+        outside_instances=none, arrived=arrived, ended=ended,
+    )  # fmt: skip
+
+
+def test_no_queue_up_to_98_percent_of_its_capacity_is_said_to_diverge_and_most_beyond_it_are() -> None:
+    for load in (0.5, 0.9, 0.98):
+        assert sum(find_growth(queue_of(load, seed)) is not None for seed in range(100)) == 0, load
+    assert sum(find_growth(queue_of(1.2, seed)) is not None for seed in range(100)) >= 85
+
+
+def test_bursts_need_more_growth_than_even_arrivals() -> None:
+    """5,000 requests come evenly or a thousand at a time, and 9 of 10 have ended: 500 wait at the end of both."""
+    at, even = np.linspace(0, 1e8, 201), np.linspace(0, 5_000, 201).astype(int)
+    bursts = np.ceil(even / 1_000).astype(int) * 1_000
+    ended = (0.9 * even).astype(int)
+    assert find_growth(samples_of(at, even, ended)) is not None
+    assert find_growth(samples_of(at, bursts, ended)) is None
+
+
+def test_a_queue_that_is_empty_when_the_last_request_comes_has_not_grown() -> None:
+    waiting = np.array([0] * 30 + [*range(100, 500, 10)] + [0])
+    arrived = np.arange(len(waiting)) * 100
+    assert find_growth(samples_of(np.arange(len(waiting)) * 1e6, arrived, arrived - waiting)) is None
 
 
 def test_kv_is_the_bottleneck_where_requests_wait_for_blocks() -> None:

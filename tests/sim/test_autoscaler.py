@@ -118,10 +118,13 @@ def test_what_waits_for_admission_counts(policy: str) -> None:
         ("slo-attainment(ttft_ms=100)", {"ttfts": [99_999] * 18 + [100_001] * 2, "running": 400}, 5),
         ("slo-attainment(ttft_ms=100)", {"ttfts": [99_999] * 19 + [100_001], "running": 400}, 4),
         ("slo-attainment(ttft_ms=100)", {"ttfts": [], "running": 1}, 3),
+        ("slo-attainment(low=0.5)", {"running": 1, "kv_usage": 0.37}, 3),
+        ("slo-attainment(low=0.5)", {"running": 1, "kv_usage": 0.38}, 4),
+        ("queue-depth(low=0.5)", {"running": 1, "kv_usage": 0.38}, 4),
     ],
 )
 def test_what_policies_want_of_four_instances(policy: str, state: dict[str, Any], wanted: int) -> None:
-    """Four instances with batches of 100: three of them hold 300, of which half are 150."""
+    """Four instances with batches of 100: three hold 300, of which half are 150, and half of their KV is 0.375 of all."""
     plain: dict[str, Any] = {"in_flight": 0, "waiting": 0, "running": 0, "kv_usage": 0.0, "ttfts": []}
     assert AUTOSCALERS.create(policy).desired(FleetState(serving=4, starting=0, slots=400, **{**plain, **state})) == wanted
 

@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from maitred import Candidate, ClusterConfig, ConfigError, InstanceConfig, Load, capacity
 from maitred.instance.latency import LinearLatency
 from maitred.instance.throughput_limit import RequestMix, find_throughput_limit
 from maitred.report import DEFAULT_SLO, Slo
+from maitred.routing import RoutingConfig
 from maitred.sim.config import DisaggregationConfig
+from maitred.sim.fleet_config import FailureConfig, InstanceGroup
 from maitred.study.capacity import CapacityOption, CapacityResult
 from maitred.study.capacity.boundary import BoundarySearch
 from maitred.study.capacity.options import measure_traffic
@@ -141,15 +144,16 @@ def test_no_rate_above_the_limit_holds_however_short_the_run() -> None:
 
 
 def test_no_rate_at_which_the_queue_grows_holds_however_generous_the_constraint() -> None:
-    """Answers of equal lengths end together, so the instance takes less than the limit of the latency model says."""
-    load = Load(rate=8, num_requests=600, input_tokens=2_000, output_tokens=100)
+    """The instance is slow by 1.5, which the limit of the latency model does not know, so it takes two thirds of that."""
+    load = Load(rate=8, num_requests=1_500, input_tokens=2_000, output_tokens=100)
     engine = InstanceConfig(max_num_seqs=16, max_num_batched_tokens=512)
+    slow = ClusterConfig(failures=FailureConfig(slow_instances=1, slow_factor=1.5))
     given: dict[str, Any] = {"constraints": ["ttft_p99_ms <= 60000"], "num_instances": 1, "tolerance": 0.1}
-    result = capacity(Candidate(instance=engine), workload=load, seeds=[42], **given)
+    result = capacity(Candidate(cluster=slow, instance=engine), workload=load, seeds=[42], **given)
     (option,) = result.options
     limit = find_throughput_limit(engine, RequestMix(prompt=2_000, output=100)).rate
     assert option.highest_rate is not None
-    assert 0.6 * limit < option.highest_rate < 0.9 * limit
+    assert 0.6 * limit < option.highest_rate < 0.75 * limit
     growing = [point for point in option.knee if point.figures["diverges"]]
     assert any(point.excess < 0 and point.rate < limit for point in growing)
     assert not any(point.holds for point in growing)
@@ -245,6 +249,11 @@ def test_the_command_prints_json_alone(maitred: Any) -> None:
         (("--concurrency", "3"), "concurrency"),
         (("--model", "llama-3.1-8b", "--hardware", "H100,L40S"), "unknown hardware 'H100,L40S'"),
         (("--model", "nope-7b"), "unknown model 'nope-7b'"),
+        (("--instance-groups", "H100:1"), "--model: without a model all GPUs are alike"),
+        (("--instance-groups", "H100:1,L40S"), "--instance-groups: 'L40S' is no [TPx]GPU:N"),
+        (("--instance-groups", "H100:0"), "--instance-groups: num_instances of a group must be from 1"),
+        (("--model", "llama-3.1-8b", "--instance-groups", "H100:1,L40:1"), "unknown hardware 'L40'"),
+        (("--model", "llama-3.1-8b", "--instance-groups", "H100:1,L40S:1", "--price", "H100=1"), "L40S has no price"),
     ],
 )
 def test_mistakes_of_the_command(maitred: Any, flags: tuple[str, ...], problem: str) -> None:
@@ -339,3 +348,39 @@ def test_splits_are_options_beside_equal_instances() -> None:
     assert [shape.in_words() for shape in limits.shapes(9)] == ["6P + 3D", "5P + 4D", "7P + 2D"]
     assert (limits.of(Shape(9, 6)), limits.of_size(9), limits.least_size) == (36, 36, 2)
     assert limits.shapes(2) == [Shape(2, 1)]
+
+
+def test_a_fleet_of_unequal_groups_grows_by_all_of_them() -> None:
+    """An instance and one of half the speed take 1.5 times as much as one, and twice the groups twice that."""
+    groups = [InstanceGroup(latency_scale=2.0), InstanceGroup()]
+    base = Candidate(instance=SMALL.instance, routing=RoutingConfig(policy="weighted-least-loaded"))
+    given: dict[str, Any] = {"constraints": ["ttft_p99_ms <= 300"], "seeds": 1, "tolerance": 0.05}
+    (equal,) = capacity(base, workload=LOAD, num_instances=1, **given).options
+    (mixed,) = capacity(base, workload=LOAD, groups=[groups], **given).options
+    (twice,) = capacity(base, workload=replace(LOAD, rate=100, num_requests=1_200), groups=[groups], **given).options
+    assert (mixed.shape, mixed.size, mixed.instances, mixed.gpus) == ("1 instance + 1 instance", 1, 2, 2)
+    assert mixed.tensor_parallel_size is None
+    assert (twice.size, twice.instances) == (2, 4)
+    one, both, all_four = (each.highest_rate or 0.0 for each in (equal, mixed, twice))
+    assert 1.2 * one < both < 1.6 * one
+    assert 1.8 * both < all_four < 2.4 * both
+    (stated,) = capacity(base, workload=LOAD, groups=[groups], num_instances=1, **given).options
+    assert stated.highest_rate == mixed.highest_rate
+
+
+def test_groups_cost_what_their_gpus_cost(maitred: Any) -> None:
+    given = "--model llama-3.1-8b --rate 20 --num-requests 300 --seeds 1 --tolerance 0.2 --latency-model roofline"
+    prices = "--price H100=2.5 --price L40S=0.8"
+    command = f"capacity {given} {prices} --instance-groups 2xH100:1,L40S:2 --num-instances 1 --quiet --json -"
+    (option,) = json.loads(maitred(*command.split()).out)["options"]
+    assert (option["shape"], option["gpus"], option["cost"]) == ("1 2×H100 + 2 L40S", 4, pytest.approx(2 * 2.5 + 2 * 0.8))
+    assert option["cost_per_million"] > 0
+
+
+def test_flags_of_the_instance_are_those_of_all_options(maitred: Any) -> None:
+    """A step of 6 ms, and 60 µs for each sequence: 16 sequences get 16 / 6.96 ms of tokens."""
+    given = "--rate 30 --num-requests 300 --seeds 1 --tolerance 0.2 --output-tokens 40 --num-instances 1 --quiet --json -"
+    command = f"capacity {given} --latency-model linear:6000,0,60 --max-num-seqs 16"
+    (option,) = json.loads(maitred(*command.split()).out)["options"]
+    assert 0.7 * 16 / 0.00696 / 40 < option["highest_rate"] < 16 / 0.00696 / 40
+    assert "6,000 µs + 0 per prefill token + 60 per decode" in option["simulated"]

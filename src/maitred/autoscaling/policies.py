@@ -9,8 +9,8 @@ The number of requests in flight is what Knative calls concurrency. By Little's 
 with a time of W in the system needs ceil(λ W / target) instances.
 
 **queue-depth** and **slo-attainment** react to what goes wrong, which says nothing of how many instances would do while
-nothing does. So they grow in proportion to it, and shrink by one instance when the batches of one fewer would be filled to less
-than the share `low`.
+nothing does. So they grow in proportion to it, and shrink by one instance when the batches and the KV memory of one fewer
+would be filled to less than the share `low`.
 """
 
 from __future__ import annotations
@@ -104,9 +104,11 @@ def _by_ratio(size: int, ratio: float) -> int:
 
 
 def _has_room(state: FleetState, low: float) -> bool:
-    """Return whether the batches of one instance fewer would be filled to less than the share `low`."""
-    fewer = state.slots * (state.serving - 1) / state.serving if state.serving else 0
-    return not state.starting and not state.waiting and state.running < low * fewer
+    """Return whether the batches and the KV memory of one instance fewer would be filled to less than the share `low`."""
+    left = (state.serving - 1) / state.serving if state.serving else 0.0
+    # On a small GPU KV memory is full long before the batch is: by slots alone its fleet would shrink into the queue.
+    has_room = state.running < low * left * state.slots and state.kv_usage < low * left
+    return not state.starting and not state.waiting and has_room
 
 
 def _target(name: str, value: float, most: float = _MOST) -> float:

@@ -193,6 +193,7 @@ HARDWARE: Final = FlagGroup(
     KeyFlag("instance.tensor_parallel_size", "N", alias=("--tp", "-tp")),
     KeyFlag("instance.data_parallel_size", "N", alias=("--dp", "-dp")),
 )
+_SEARCHED: Final = {"instance.hardware", "instance.tensor_parallel_size"}
 INSTANCE: Final = FlagGroup(
     "Instance: order, caching, limits",
     KeyFlag("instance.scheduler", "POLICY", alias="--schedule-policy"),
@@ -369,6 +370,14 @@ ADMISSION: Final = FlagGroup(
     KeyFlag("admission.token_bucket_capacity", "TOKENS"),
     KeyFlag("admission.token_bucket_refill_rate", "TOKENS"),
 )
+CAPACITY: Final = (
+    *WORKLOAD,
+    FlagGroup(CLUSTER.panel, *(row for row in CLUSTER.flags if row.key.startswith("routing."))),
+    FlagGroup(DISAGGREGATION.panel, *DISAGGREGATION.flags[2:]),
+    FlagGroup(HARDWARE.panel, *(row for row in HARDWARE.flags if row.key not in _SEARCHED)),
+    *(INSTANCE, OFFLOAD, SPECULATIVE, SGLANG),
+)
+"""Of `maitred capacity`: the workload, and what all options have in common."""
 SIMULATE: Final = (
     *WORKLOAD,
     CLUSTER,

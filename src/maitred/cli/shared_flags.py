@@ -23,6 +23,7 @@ from maitred.core.units import MILLISECOND, SECOND, Micros, from_ms, from_second
 if TYPE_CHECKING:
     from maitred.instance.latency import LatencyConfig
     from maitred.report import Slo, Targets
+    from maitred.sim.fleet_config import InstanceGroup
     from maitred.workload import Trace, Workload
     from maitred.workload.load import Load
 
@@ -249,3 +250,22 @@ def _numbers(name: str, text: str | None) -> tuple[float, ...] | None:
 
     with located(name):
         return None if text is None else numbers(text)
+
+
+def parse_groups(text: str) -> list[InstanceGroup]:
+    """Return the groups of `2xH100:3,L40S:4`. Raises ConfigError."""
+    from maitred.sim.fleet_config import InstanceGroup
+
+    groups: list[InstanceGroup] = []
+    for part in text.split(","):
+        found = re.fullmatch(r"(?:(\d+)x)?([^:]+):(\d+)", part.strip())
+        if found is None:
+            hint = "as H100:2,L40S:4, or 2xH100:3 with two GPUs in each instance"
+            raise ConfigError(f"{part.strip()!r} is no [TPx]GPU:N", where="--instance-groups", hint=hint)
+        gpus, hardware, count = found.groups()
+        size = None if gpus is None else int(gpus)
+        try:
+            groups.append(InstanceGroup(num_instances=int(count), hardware=hardware, tensor_parallel_size=size))
+        except ValueError as error:
+            raise ConfigError(str(error), where="--instance-groups") from error
+    return groups

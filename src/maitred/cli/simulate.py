@@ -8,7 +8,6 @@ for the same run; progress and wall-clock time go to standard error.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from maitred.cli.config_flags import ADMISSION, CLUSTER, FLOW_CONTROL, SIMULATE
 from maitred.cli.flags import SWITCH, command, flag, set_value
 from maitred.cli.outputs import FileFlags, OutputFlags, Outputs, open_outputs
 from maitred.cli.program_flags import PROGRAM_FLAG_NAMES, ProgramFlags, program_values
-from maitred.cli.shared_flags import InstanceFlags, horizon, instance_values, short_horizon, slo
+from maitred.cli.shared_flags import InstanceFlags, horizon, instance_values, parse_groups, short_horizon, slo
 from maitred.cli.terminal import exit_on_signals, progress_bar, request_progress
 from maitred.cli.traces import recorded_run, report_skipped
 from maitred.core.errors import ConfigError, nearest_name_hint
@@ -208,7 +207,7 @@ def _values(flags: SimulateFlags) -> dict[str, object]:
     if flags.flow_control:
         set_value(values, "admission.mode", "flow-control", "--flow-control", "--admission")
     if flags.instance_groups is not None:
-        values["cluster.groups"] = _parse_groups(flags.instance_groups)
+        values["cluster.groups"] = parse_groups(flags.instance_groups)
     if flags.slo_targets is not None:
         values["admission.slo_targets"] = _parse_slo_targets(flags.slo_targets)
     return values
@@ -223,20 +222,6 @@ def _parse_slo_targets(text: str) -> dict[str, int]:
             raise ConfigError(f"{part!r} is no CLASS=µs", where="--slo-targets", hint=hint)
         targets[name] = int(micros)
     return targets
-
-
-def _parse_groups(text: str) -> list[dict[str, object]]:
-    """Return the groups of `2xH100:3,L40S:4`. Raises ConfigError."""
-    groups: list[dict[str, object]] = []
-    for part in text.split(","):
-        found = re.fullmatch(r"(?:(\d+)x)?([^:]+):(\d+)", part.strip())
-        if found is None:
-            hint = "as H100:2,L40S:4, or 2xH100:3 with two GPUs in each instance"
-            raise ConfigError(f"{part.strip()!r} is no [TPx]GPU:N", where="--instance-groups", hint=hint)
-        gpus, hardware, count = found.groups()
-        group: dict[str, object] = {"num_instances": int(count), "hardware": hardware}
-        groups.append(group | ({} if gpus is None else {"tensor_parallel_size": int(gpus)}))
-    return groups
 
 
 def _resolve_names(config: Config, flags: SimulateFlags) -> Config:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from maitred.cli.config_flags import WORKLOAD
+from maitred.cli.config_flags import CAPACITY, WORKLOAD
 from maitred.cli.flags import SWITCH, CommandFlags, command, flag
 from maitred.cli.outputs import STANDARD_OUTPUT
-from maitred.cli.shared_flags import RunFlags, horizon, slo
+from maitred.cli.shared_flags import InstanceFlags, RunFlags, horizon, instance_values, parse_groups, slo
 from maitred.cli.terminal import ShowProgress, exit_on_signals, progress_bar
 from maitred.core.errors import ConfigError
 from maitred.core.printing import printable
@@ -245,7 +245,7 @@ class _Progress:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CapacityFlags(RunFlags):
+class CapacityFlags(RunFlags, InstanceFlags):
     """The flags of `maitred capacity`."""
 
     config: Annotated[
@@ -257,6 +257,14 @@ class CapacityFlags(RunFlags):
     ] = None
     tensor_parallel_size: Annotated[
         list[int] | None, flag(_OPTIONS, "GPUs of an instance. Repeatable. Default: 1.", "N", alias=("--tp", "-tp"))
+    ] = None
+    instance_groups: Annotated[
+        list[str] | None,
+        flag(
+            _OPTIONS,
+            "Unequal instances as an option: H100:1,L40S:2 grows to 2 H100 and 4 L40S. Repeatable.",
+            "[TPx]GPU:N,...",
+        ),
     ] = None
     num_instances: Annotated[int | None, flag(_OPTIONS, "This many instances, and only the rate is searched.", "N")] = None
     disaggregation: Annotated[
@@ -290,7 +298,7 @@ class CapacityFlags(RunFlags):
     quiet: Annotated[bool | None, _quiet(_FILES)] = None
 
 
-@command(CapacityFlags, *WORKLOAD)
+@command(CapacityFlags, *CAPACITY)
 def capacity(flags: CapacityFlags) -> None:
     """Find out how many of which GPU hold an SLO for a traffic, and the highest rate that they hold.
 
@@ -314,7 +322,6 @@ def capacity(flags: CapacityFlags) -> None:
 
 
 def _find_capacity(flags: CapacityFlags) -> CapacityResult:
-    from maitred.study.candidate import Candidate
     from maitred.study.capacity import DEFAULT_CONSTRAINT
     from maitred.study.capacity import capacity as find_capacity
     from maitred.study.runs import parse_seeds
@@ -325,10 +332,10 @@ def _find_capacity(flags: CapacityFlags) -> CapacityResult:
     seeds = None if flags.seeds is None else parse_seeds(flags.seeds, flags.run_seed, where="--seeds")
     with progress_bar(quiet=bool(flags.quiet)) as show:
         return find_capacity(
-            Candidate() if flags.config is None else Candidate.from_yaml(flags.config, env=os.environ),
-            model=flags.model,
+            _common(flags),
             hardware=flags.hardware or (),
             tensor_parallel_sizes=flags.tensor_parallel_size or (),
+            groups=[parse_groups(text) for text in flags.instance_groups or ()],
             num_instances=flags.num_instances,
             workload=flags.load,
             slo=targets,
@@ -346,6 +353,19 @@ def _find_capacity(flags: CapacityFlags) -> CapacityResult:
             ray=flags.ray,
             progress=lambda done, what: show(0.0, f"{done} runs, now {what}"),
         )
+
+
+def _common(flags: CapacityFlags) -> Candidate:
+    """Return what all options have in common: the file, the environment, and the flags. Raises ConfigError."""
+    from maitred.config import ConfigSources
+    from maitred.config.sources import with_simulation_defaults
+    from maitred.study.candidate import Candidate
+
+    values = {key: value for key, value in instance_values(flags).items() if not key.startswith("workload.")}
+    names = {**capacity.flag_names, "instance.latency": "--latency-model"}
+    values["instance.model"] = flags.model
+    sources = ConfigSources(file=flags.config, env=os.environ, flags=values, flag_names=names)
+    return Candidate.from_config(with_simulation_defaults(sources.merged()))
 
 
 def _prices(given: list[str] | None) -> dict[str, float] | None:

@@ -3,10 +3,11 @@
     energy of an instance = PUE · GPUs · (idle power · time held + (peak power - idle power) · time with work)
 
 This is the linear model of X. Fan, W.-D. Weber, L. A. Barroso, Power provisioning for a warehouse-sized computer (2007), with
-the share of the time with work as the utilisation. The peak is the published power limit of the GPU (`hardware.toml`). Steps of
-an H100 reach it with any prompt, and from 64 sequences on; one sequence alone takes 455 of 700 W (docs/accuracy.md). So the
-energy is an upper estimate where batches are small; `cluster.costs.gpu_watts` takes a measured power. Hosts are not part of it,
-except as the PUE contains them. Carbon is the energy by the stated intensity of the grid.
+the share of the time with work as the utilisation. The peak is the power limit of the GPU as it is published (`hardware.toml`
+has the source, or says that it is unverified). Steps of an H100 reach it with any prompt, and from 64 sequences on; one
+sequence alone takes 455 of 700 W (docs/accuracy.md). So the energy is an upper estimate where batches are small;
+`cluster.costs.gpu_watts` takes a measured power. Hosts are not part of it, except as the PUE contains them. Carbon is the
+energy by the stated intensity of the grid.
 
     one H100, idle 140 W, peak 700 W, an hour of which 40 % with work: 140 + 0.4 · 560 = 364 Wh, at 400 g/kWh 146 g CO2
 """

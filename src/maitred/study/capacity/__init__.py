@@ -32,6 +32,7 @@ from maitred.core.errors import ConfigError
 from maitred.report import Slo
 from maitred.report.arguments import horizon_of
 from maitred.report.table import format_slo
+from maitred.sim.fleet_config import InstanceGroup
 from maitred.study.candidate import Candidate
 from maitred.study.capacity.knee import bindings
 from maitred.study.capacity.options import CapacityPlan, measure_traffic, option_candidates
@@ -61,6 +62,7 @@ def capacity(
     model: str | None = None,
     hardware: Sequence[str] = (),
     tensor_parallel_sizes: Sequence[int] = (),
+    groups: Sequence[Sequence[InstanceGroup]] = (),
     num_instances: int | None = None,
     workload: Load | Workload | str,
     slo: Slo | None = None,
@@ -80,10 +82,11 @@ def capacity(
 ) -> CapacityResult:
     """Find the smallest cluster of each kind that holds the constraints, and the highest rate that it holds.
 
-    `base` is what all options have in common; `model`, `hardware` and `tensor_parallel_sizes` replace what it says. With
-    `num_instances` the size is given, and only the rate is searched. `disaggregation` adds options with prefill and decode
-    instances, whose split is searched. `constraints` are those of a sweep, for the mean over the seeds (by default, 99 % of the
-    requests are within the SLO). `prices` are per GPU and hour, by kind of GPU.
+    `base` is what all options have in common; `model`, `hardware` and `tensor_parallel_sizes` replace what it says. Each of
+    `groups` is an option of unequal instances, which grows by all its groups together (those of `base` are one, too). With
+    `num_instances` the size is given, and only the rate is searched; groups are then as they are stated. `disaggregation`
+    adds options with prefill and decode instances, whose split is searched. `constraints` are those of a sweep, for the mean
+    over the seeds (by default, 99 % of the requests are within the SLO). `prices` are per GPU and hour, by kind of GPU.
 
     `seeds` is their number, from `first_seed` on, or the seeds themselves. By default there are 3, and twice as many again up
     to 24 until the interval of the highest rate is within ± the share `precision`; a trace is the same for every seed and has
@@ -96,10 +99,7 @@ def capacity(
     _check(tolerance, max_instances, num_instances, constraints)
     _check_shares(precision, latency_error)
     load, common = as_load(workload), _with_error(base or Candidate(), latency_error)
-    if common.cluster.groups:
-        hint = "`maitred sweep` over lists of groups"
-        raise ConfigError("the size of unequal groups is not searched", where="cluster.groups", hint=hint)
-    candidates = option_candidates(common, model, hardware, tensor_parallel_sizes, with_disaggregation=disaggregation)
+    candidates = option_candidates(common, model, hardware, tensor_parallel_sizes, groups, with_disaggregation=disaggregation)
     _check_prices(candidates, prices)
     parsed = tuple(parse_constraint(text, "--constraint") for text in constraints)
     targets, contained = stated_slo(slo, load), make_self_contained(load, as_key)
@@ -207,6 +207,8 @@ def _check_prices(candidates: Sequence[Candidate], prices: Mapping[str, float] |
         return
     known = {name.lower() for name in prices}
     for candidate in candidates:
-        if candidate.instance.hardware.lower() not in known:
-            hint = f"--price {candidate.instance.hardware}=2.5, or none for any"
-            raise ConfigError(f"{candidate.instance.hardware} has no price", where="--price", hint=hint)
+        for name in {group.hardware or candidate.instance.hardware for group in candidate.cluster.groups} or {
+            candidate.instance.hardware
+        }:
+            if name.lower() not in known:
+                raise ConfigError(f"{name} has no price", where="--price", hint=f"--price {name}=2.5, or none for any")

@@ -11,8 +11,10 @@ from msgspec.structs import replace
 
 from maitred.core.errors import ConfigError
 from maitred.core.units import SECOND
-from maitred.instance.catalogue import find_deployment
+from maitred.instance import InstanceConfig
+from maitred.instance.catalogue import find_deployment, published_latency_error
 from maitred.instance.throughput_limit import RequestMix
+from maitred.sim.fleet_config import InstanceGroup
 from maitred.study.candidate import Candidate
 from maitred.study.metrics import Constraint
 from maitred.study.runs import RunSettings
@@ -88,22 +90,36 @@ def option_candidates(
     model: str | None,
     hardware: Sequence[str],
     tensor_parallel_sizes: Sequence[int],
+    groups: Sequence[Sequence[InstanceGroup]],
     *,
     with_disaggregation: bool,
 ) -> list[Candidate]:
     """Return a candidate for each kind of GPU and each tensor parallelism; `with_disaggregation` also one with prefill and
-    decode instances for each. Raises ConfigError for values that cannot be, and
-    for a model or a kind of GPU that is not known."""
+    decode instances for each. Then one for each fleet of `groups`, and of those alone if neither kinds nor sizes are said.
+
+    Raises ConfigError for values that cannot be, and for a model or a kind of GPU that is not known."""
+    mixes = [list(each) for each in groups] or [base.cluster.groups] * bool(base.cluster.groups)
+    if mixes and with_disaggregation:
+        raise ConfigError("unequal groups have no prefill and decode instances", where="--disaggregation", hint="ask for one")
+    base = replace(base, cluster=replace(base.cluster, groups=[], num_instances=1)) if mixes else base
     instance = base.instance if model is None else replace(base.instance, model=model)
-    if (hardware or tensor_parallel_sizes) and not instance.has_model:
+    named = [group.hardware for mix in mixes for group in mix if group.hardware is not None]
+    if (hardware or tensor_parallel_sizes or named) and not instance.has_model:
         raise ConfigError("without a model all GPUs are alike", where="--model", hint="say which: --model llama-3.1-8b")
     kinds, sizes = hardware or [instance.hardware], tensor_parallel_sizes or [instance.tensor_parallel_size]
     try:
         if instance.has_model:
-            for gpu in kinds:  # A name that is not known is a mistake, whereas an option that does not fit is left out.
+            for gpu in [
+                *kinds,
+                *named,
+            ]:  # A name that is not known is a mistake, whereas an option that does not fit is left out.
                 find_deployment(replace(instance, hardware=gpu, tensor_parallel_size=1))
         instances = [replace(instance, hardware=gpu, tensor_parallel_size=tp) for gpu, tp in product(kinds, sizes)]
         candidates = [replace(base, instance=each) for each in instances]
+        if mixes:
+            candidates = candidates if hardware or tensor_parallel_sizes else []
+            fleets = [replace(base.cluster, groups=each) for each in mixes]
+            return [*candidates, *(replace(base, cluster=each, instance=instance) for each in fleets)]
         return [*candidates, *map(_disaggregated, candidates)] if with_disaggregation else candidates
     except ValueError as error:
         raise ConfigError(str(error)) from error
@@ -114,3 +130,28 @@ def _disaggregated(candidate: Candidate) -> Candidate:
     cluster = candidate.cluster
     pools = replace(cluster.disaggregation, prefill_instances=1, decode_instances=1)
     return replace(candidate, cluster=replace(cluster, num_instances=2, disaggregation=pools))
+
+
+def name_of(group: InstanceGroup, instance: InstanceConfig) -> str:
+    """Return what the instances of a group are in words: `H100`, `2×H100`."""
+    config = group.applied_to(instance)
+    gpus = config.tensor_parallel_size * config.data_parallel_size
+    return f"{f'{gpus}×' if gpus > 1 else ''}{config.hardware if config.has_model else 'instance'}"
+
+
+def gpus_of(candidate: Candidate) -> dict[str, int]:
+    """Return the GPUs of a fleet of size 1 (an instance, or the groups as they are stated) by kind, in lower case."""
+    counts: dict[str, int] = {}
+    for group in candidate.cluster.groups or [InstanceGroup()]:
+        config = group.applied_to(candidate.instance)
+        gpus = config.tensor_parallel_size * config.data_parallel_size * group.num_instances
+        counts[config.hardware.lower()] = counts.get(config.hardware.lower(), 0) + gpus
+    return counts
+
+
+def published_error(candidate: Candidate) -> float | None:
+    """Return the largest published error of the latency models of all its groups, or None if one is not known."""
+    groups = candidate.cluster.groups or [InstanceGroup()]
+    errors = [published_latency_error(group.applied_to(candidate.instance)) for group in groups]
+    known = [error for error in errors if error is not None]
+    return max(known) if len(known) == len(errors) else None

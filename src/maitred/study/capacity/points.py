@@ -14,6 +14,7 @@ class KneePoint(msgspec.Struct, frozen=True, kw_only=True):
     """A size at a rate: means over the seeds."""
 
     instances: int
+    """Or how often the stated groups are there."""
     shape: str = ""
     """The instances in words: `4`, or `1P + 3D` with prefill and decode instances."""
     rate: float
@@ -39,12 +40,15 @@ class CapacityOption(msgspec.Struct, frozen=True, kw_only=True):
     """A kind of GPU with a tensor parallelism."""
 
     hardware: str
-    """Empty without a model."""
-    tensor_parallel_size: int
+    """Empty without a model; the kinds of all groups."""
+    tensor_parallel_size: int | None
+    """None of unequal groups."""
     instances: int | None
     """The smallest number that holds today's rate, or the given one."""
     shape: str = ""
-    """The instances in words: `4`, or `1P + 3D` with prefill and decode instances."""
+    """The instances in words: `4`, `1P + 3D` with prefill and decode instances, or `2 H100 + 4 L40S` with groups."""
+    size: int | None = None
+    """The number of instances, or how often the stated groups are there."""
     sizes: tuple[int, int] | None = None
     """The smallest size that the runs do not rule out, and the smallest one that surely holds (97.5 %); None if the size was
     given, or if there is one seed."""
@@ -83,5 +87,5 @@ class CapacityOption(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def knee(self) -> list[KneePoint]:
         """The points at the size of this option with the step times of the model, by rate."""
-        points = (each for each in self.points if each.instances == self.instances and each.stretch == 1.0)
+        points = (each for each in self.points if each.instances == self.size and each.stretch == 1.0)
         return sorted(points, key=lambda each: each.rate)

@@ -105,7 +105,7 @@ def capacity_table(result: CapacityResult) -> Table:
 def _row(result: CapacityResult, option: CapacityOption, names: list[str]) -> Iterator[str]:
     yield "best" if option is result.best else ""
     yield option.hardware or "any"
-    yield str(option.tensor_parallel_size)
+    yield "" if option.tensor_parallel_size is None else str(option.tensor_parallel_size)
     if option.problem:
         yield from [NO_VALUE] * (7 + len(names) + 2 * result.has_prices)
         return
@@ -173,12 +173,17 @@ def capacity_notes(result: CapacityResult) -> Iterator[str]:
     yield from _length_notes(result)
     for option in result.options:
         if option.problem:
-            yield f"{option.hardware or 'instances'}, TP {option.tensor_parallel_size}: {option.problem}."
+            yield f"{_name(option)}: {option.problem}."
+
+
+def _name(option: CapacityOption) -> str:
+    size = "" if option.tensor_parallel_size is None else f", TP {option.tensor_parallel_size}"
+    return f"{option.hardware or 'instances'}{size}"
 
 
 def _length_notes(result: CapacityResult) -> Iterator[str]:
     """Yield which options were tried with runs that are too short to show what lasts."""
-    shares = {f"{each.hardware or 'instances'}, TP {each.tensor_parallel_size}": each.answer_share for each in result.options}
+    shares = {_name(each): each.answer_share for each in result.options}
     short = {name: share for name, share in shares.items() if share is not None and share > _LONG_ANSWER}
     if short:
         yield (
@@ -194,7 +199,7 @@ def _safest(result: CapacityResult) -> str:
     if not safe:
         return f"none of them holds with {_SAFE:.2f} or more"
     found = min(safe, key=lambda each: (each.cost or 0.0, each.gpus or 0))
-    which = f"{found.shape} × {found.hardware or 'instance'}, TP {found.tensor_parallel_size}"
+    which = found.shape if found.tensor_parallel_size is None else f"{found.shape} × {_name(found)}"
     return f"of those with {_SAFE:.2f} or more the {'cheapest' if result.has_prices else 'smallest'} is {which}"
 
 

@@ -45,11 +45,10 @@ from msgspec.structs import replace
 from maitred.core.errors import ConfigError
 from maitred.core.student_t import mean_interval, probability_at_most
 from maitred.core.units import SECOND, to_ms
-from maitred.instance.catalogue import published_latency_error, resolve_instance
-from maitred.instance.throughput_limit import find_throughput_limit
+from maitred.sim.instance_groups import resolve_fleet
 from maitred.study.candidate import Candidate
 from maitred.study.capacity.boundary import BoundarySearch
-from maitred.study.capacity.options import CapacityPlan
+from maitred.study.capacity.options import CapacityPlan, gpus_of, name_of, published_error
 from maitred.study.capacity.points import CapacityOption, KneePoint
 from maitred.study.capacity.shapes import Shape, find_limits
 from maitred.study.metrics import DIVERGES, Figures, mean_figures
@@ -96,14 +95,15 @@ class OptionSearch:
         self._plan = plan
         self._candidate = replace(candidate, instance=replace(candidate.instance, latency_error=0.0))
         self._error = candidate.instance.latency_error
-        self._price = next(
-            (price for name, price in (prices or {}).items() if name.lower() == candidate.instance.hardware.lower()), None
-        )
+        self._prices = {name.lower(): price for name, price in (prices or {}).items()}
         self._problem = ""
         self._count = plan.rounds[0]
         self._figures: dict[tuple[Place, Shape], list[Figures]] = {}
         self._points: dict[Place, KneePoint] = {}
-        self._size = plan.num_instances
+        self._groups = tuple((each.num_instances, name_of(each, candidate.instance)) for each in candidate.cluster.groups)
+        self._most = max(plan.max_instances // max(sum(count for count, _ in self._groups), 1), 1)
+        """The largest size that is tried."""
+        self._size = 1 if self._groups and plan.num_instances is not None else plan.num_instances
         self._sizes: tuple[int, int] | None = None
         self._step: int | None = None
         self._rates: tuple[int, float] | None = None
@@ -113,11 +113,12 @@ class OptionSearch:
         """Search, from the smallest size to what the latency model may be wrong by."""
         plan = self._plan
         try:
+            cluster, self._instance = resolve_fleet(self._candidate.cluster, self._candidate.instance)
+            is_split = bool(cluster.disaggregation)
+            self._unit = cluster.instance_configs(self._instance) if cluster.groups else [self._instance]
             if self._error is None:
-                self._error = published_latency_error(self._candidate.instance)
-            self._instance = resolve_instance(self._candidate.instance)
-            is_split = bool(self._candidate.cluster.disaggregation)
-            self._limits = find_limits(self._instance, plan.traffic.mix, is_split=is_split)
+                self._error = published_error(self._candidate)
+            self._limits = find_limits(self._unit, plan.traffic.mix, is_split=is_split, groups=self._groups)
             for self._count in plan.rounds:
                 yield from self._search_once()
                 if self._problem or self._is_narrow:
@@ -160,30 +161,30 @@ class OptionSearch:
 
     def _find_size(self) -> Generator[Probe, Sequence[Figures], int | None]:
         """Return the smallest size that holds today's rate, or None."""
-        plan, today = self._plan, self._plan.traffic.rate
+        today = self._plan.traffic.rate
         least = self._least_size()
-        if least > plan.max_instances:
+        if least > self._most:
             return None
         known = self._size or ceil(today / (_SIZE_LOAD * self._limits.of_size(least) / least))
-        search = BoundarySearch(-plan.max_instances, -least, -max(min(known, plan.max_instances), least))
+        search = BoundarySearch(-self._most, -least, -max(min(known, self._most), least))
         while (number := search.next_number()) is not None:
             search.tell(number, (yield from self._holds(Place(-number), 0.5)))
         return None if search.largest is None else -search.largest
 
     def _least_size(self) -> int:
         """Return the smallest size whose limit is not below today's rate, or beyond the largest one that may be tried."""
-        sizes = range(self._limits.least_size, self._plan.max_instances + 1)
+        sizes = range(self._limits.least_size, self._most + 1)
         if self._has_hits:
             return self._limits.least_size
         today = self._plan.traffic.rate
-        return next((size for size in sizes if self._limits.of_size(size) >= today), self._plan.max_instances + 1)
+        return next((size for size in sizes if self._limits.of_size(size) >= today), self._most + 1)
 
     def _find_sizes(self, size: int) -> Probing:
         """Find the smallest size that the runs do not rule out, and the smallest one that surely holds."""
         low = high = size
         while low > self._least_size() and (yield from self._holds(Place(low - 1), 1 - _SURE)):
             low -= 1
-        while high < self._plan.max_instances and not (yield from self._holds(Place(high), _SURE)):
+        while high < self._most and not (yield from self._holds(Place(high), _SURE)):
             high += 1
         self._sizes = (low, high)
 
@@ -260,8 +261,8 @@ class OptionSearch:
         candidate = shape.cluster_of(replace(self._candidate, instance=slowed))
         settings = replace(self._plan.settings, seeds=seeds)
         tasks = tuple(run.task for run in settings.make_runs(candidate, replace(load, rate_scale=factor)))
-        what = instance.hardware if instance.has_model else "instance"
-        return Probe(f"{shape.in_words()} × {what} at {self._rate(place.step):.3g}/s", tasks)
+        what = "" if shape.groups else f" × {instance.hardware if instance.has_model else 'instance'}"
+        return Probe(f"{shape.in_words()}{what} at {self._rate(place.step):.3g}/s", tasks)
 
     def _point(self, place: Place, shape: Shape, runs: Sequence[Figures]) -> KneePoint:
         means = mean_figures(runs, self._plan.settings.metrics)
@@ -291,7 +292,7 @@ class OptionSearch:
     @property
     def _has_hits(self) -> bool:
         """Whether the limit depends on what the runs find in their prefix caches."""
-        return self._instance.caches_prefixes
+        return any(each.caches_prefixes for each in self._unit)
 
     def _can_last(self, place: Place, shape: Shape, means: Figures) -> bool:
         """Return whether the rate of a point is within the limit, with the hits that it had and its step times."""
@@ -302,17 +303,19 @@ class OptionSearch:
         if shape.prefill:
             return True  # The hits of prefill and of decode instances are not known apart.
         hits = (means["cache_hit_rate"] or 0.0) * mix.prompt
-        limit = find_throughput_limit(self._instance, replace(mix, cached=hits)).rate
+        limit = find_limits(self._unit, replace(mix, cached=hits), is_split=False).instance
         return self._rate(place.step) * slower <= place.size * limit
 
     def _too_small(self) -> str:
-        plan, largest = self._plan, self._points.get(Place(self._plan.max_instances))
-        why = f"one takes {self._limits.instance:.3g} requests/s at most, bound by {self._limits.bound}"
+        plan, largest = self._plan, self._points.get(Place(self._most))
+        one = "the groups take" if self._groups else "one takes"
+        why = f"{one} {self._limits.instance:.3g} requests/s at most, bound by {self._limits.bound}"
         if largest is not None and largest.lasts:
             worst = max(plan.constraints, key=lambda each: each.excess(largest.figures))
             value = largest.figures[worst.metric]
             why = f"{worst.metric} is {'not there' if value is None else f'{value:.4g}'}, and {worst.limit:g} is the limit"
-        return f"{plan.max_instances:,} instances do not hold today's rate (--max-instances): {why}"
+        what = f"{self._most:,} times the groups" if self._groups else f"{self._most:,} instances"
+        return f"{what} do not hold today's rate (--max-instances): {why}"
 
     def _count_of(self, size: int) -> int:
         """Return the seeds of today's point."""
@@ -341,17 +344,21 @@ class OptionSearch:
         instance, size, step, plan = self._candidate.instance, self._size, self._step, self._plan
         found = size is not None and not self._problem
         today = None if size is None else self._points.get(Place(size))
-        gpus = None if size is None else size * instance.tensor_parallel_size * instance.data_parallel_size
-        cost = None if self._price is None or gpus is None else gpus * self._price
+        gpus = cost = None
+        if size is not None:
+            counts = gpus_of(self._candidate)
+            gpus = size * sum(counts.values())
+            cost = size * sum(count * self._prices[name] for name, count in counts.items()) if self._prices else None
         rate = self._rate(step) if found and step is not None else None
         shape = None if size is None or not hasattr(self, "_limits") else self._shape(size)
         tokens = plan.traffic.rate * plan.traffic.mix.output * _SECONDS / _MILLION
         return CapacityOption(
-            hardware=instance.hardware if instance.has_model else "",
-            tensor_parallel_size=instance.tensor_parallel_size,
-            instances=size,
+            hardware=" + ".join(name for _, name in self._groups) or (instance.hardware if instance.has_model else ""),
+            tensor_parallel_size=None if self._groups else instance.tensor_parallel_size,
+            instances=size if size is None else size * max(sum(count for count, _ in self._groups), 1),
             shape="" if today is None else today.shape,
-            sizes=self._sizes if found else None,
+            sizes=self._sizes if found and not self._groups else None,
+            size=size,
             gpus=gpus,
             cost=cost,
             cost_per_million=None if cost is None else cost / tokens,

@@ -10,10 +10,16 @@ Only the shape nearest to that and its two neighbours are tried, because queues,
 little. A size holds if one of its shapes does.
 
     a prefill instance takes 6 requests/s, a decode instance 12: of 9 instances 6 prefill, so 5, 6 and 7 are tried
+
+A fleet of unequal instances (groups) grows as a whole: its size is how often it has the stated groups. Its limit is the sum of
+theirs, as behind a router that goes by their weights.
+
+    H100:1,L40S:2 of size 3 is 3 H100 + 6 L40S
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -31,9 +37,15 @@ class Shape(msgspec.Struct, frozen=True):
 
     size: int
     prefill: int = 0
+    groups: tuple[tuple[int, str], ...] = ()
+    """Instances of each group at the size 1, and what they are; empty if all are equal."""
 
     def cluster_of(self, candidate: Candidate) -> Candidate:
         """Return the candidate with this shape."""
+        if self.groups:
+            groups = [replace(each, num_instances=each.num_instances * self.size) for each in candidate.cluster.groups]
+            total = sum(each.num_instances for each in groups)
+            return replace(candidate, cluster=replace(candidate.cluster, num_instances=total, groups=groups))
         cluster = replace(candidate.cluster, num_instances=self.size)
         if self.prefill:
             decode = self.size - self.prefill
@@ -42,7 +54,9 @@ class Shape(msgspec.Struct, frozen=True):
         return replace(candidate, cluster=cluster)
 
     def in_words(self) -> str:
-        """Return `4`, or `1P + 3D` with prefill and decode instances."""
+        """Return `4`, `1P + 3D` with prefill and decode instances, or `2 H100 + 4 L40S` with groups."""
+        if self.groups:
+            return " + ".join(f"{count * self.size:,} {name}" for count, name in self.groups)
         return f"{self.prefill}P + {self.size - self.prefill}D" if self.prefill else f"{self.size:,}"
 
 
@@ -50,13 +64,15 @@ class ShapeLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What instances of an option take of a traffic, in requests per second."""
 
     instance: float
-    """One that does both."""
+    """One that does both; of groups, all of them together."""
     prefill: float
     decode: float
     bound: str
     """The key that keeps the batch of an instance from growing."""
-    is_split: bool
+    is_split: bool = False
     """Whether there are prefill and decode instances."""
+    groups: tuple[tuple[int, str], ...] = ()
+    """As of a shape."""
 
     @property
     def least_size(self) -> int:
@@ -76,17 +92,20 @@ class ShapeLimits(msgspec.Struct, frozen=True, kw_only=True):
     def shapes(self, size: int) -> list[Shape]:
         """Return the shapes of a size that are tried, the most promising one first."""
         if not self.is_split:
-            return [Shape(size)]
+            return [Shape(size, groups=self.groups)]
         best = round(size * self.decode / (self.prefill + self.decode))
         counts = dict.fromkeys(min(max(best + each, 1), size - 1) for each in _NEIGHBOURS)
         return sorted((Shape(size, count) for count in counts), key=self.of, reverse=True)
 
 
-def find_limits(instance: InstanceConfig, mix: RequestMix, *, is_split: bool) -> ShapeLimits:
-    """Return what instances take of this traffic. `instance` is resolved."""
-    both = find_throughput_limit(instance, mix)
+def find_limits(
+    instances: Sequence[InstanceConfig], mix: RequestMix, *, is_split: bool, groups: tuple[tuple[int, str], ...] = ()
+) -> ShapeLimits:
+    """Return what instances take of this traffic. `instances` are resolved: those of a fleet of size 1."""
+    limits = [find_throughput_limit(instance, mix) for instance in instances]
+    both, bound = sum(limit.rate for limit in limits), limits[0].bound
     if not is_split:
-        return ShapeLimits(instance=both.rate, prefill=both.rate, decode=both.rate, bound=both.bound, is_split=False)
-    prefill = find_throughput_limit(instance, replace(mix, output=1.0))
-    decode = find_throughput_limit(instance, replace(mix, cached=mix.prompt))
-    return ShapeLimits(instance=both.rate, prefill=prefill.rate, decode=decode.rate, bound=decode.bound, is_split=True)
+        return ShapeLimits(instance=both, prefill=both, decode=both, bound=bound, groups=groups)
+    prefill = find_throughput_limit(instances[0], replace(mix, output=1.0))
+    decode = find_throughput_limit(instances[0], replace(mix, cached=mix.prompt))
+    return ShapeLimits(instance=both, prefill=prefill.rate, decode=decode.rate, bound=decode.bound, is_split=True)
