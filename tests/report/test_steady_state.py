@@ -171,3 +171,12 @@ def test_a_run_that_is_cut_off_early_claims_no_limit() -> None:
     assert (told.utilisation.limit, told.utilisation.served, told.utilisation.headroom) == (None, None, None)
     (diverges,) = (each.text for each in told.verdicts if each.kind is VerdictKind.DIVERGES)
     assert "At about" not in diverges
+
+
+def test_a_run_that_mostly_drains_its_queue_has_no_steady_state() -> None:
+    """1.5 s of arrivals, at twenty times the rate that one instance takes, and then half a minute in which they are served."""
+    jobs = maitred.synthetic(rate=1_000, num_requests=1_500, input_tokens=500, output_tokens=200)
+    found = maitred.simulate(jobs).assess(warmup="none").steady_state
+    assert found is not None
+    assert found.problem.endswith("of the requests ended after the last one had come")
+    assert not found.latencies

@@ -53,6 +53,8 @@ NONE: Final = "none"
 LEAST_REQUESTS: Final = 200
 """Fewer requests than these have no batches of any length."""
 _GROUP: Final = 5
+_DRAINS: Final = 3
+"""How many times as long as its arrivals a run goes on after them that has no steady state."""
 _BATCHES: Final = 10
 _MOST_CORRELATION: Final = 0.9
 _LONGEST_SECS: Final = 1e11
@@ -113,7 +115,7 @@ def find_steady_state(
     rest = slice(first, last)
     begins = int(results.arrival[first]) if 0 < first < len(results) else 0
     steady = SteadyState(rule=rule, left_out=first, warmup=begins, cut=len(results) - last, requests=last - first)
-    problem = _problem(steady, warmup, len(results), diverges)
+    problem = _problem(steady, warmup, len(results), diverges) or _drained(results)
     if problem:
         return msgspec.structs.replace(steady, problem=problem)
     if np.isnan(times.e2e[rest]).all():
@@ -150,6 +152,16 @@ def _row_of(column: Times, count: int) -> int:
     """Return the row after the first `count` values of a column that are there."""
     there = np.flatnonzero(~np.isnan(column))
     return int(there[count]) if 0 < count < len(there) else min(count, len(column))
+
+
+def _drained(results: Results) -> str:
+    """Return that a run was mostly the draining of a queue after the last arrival, or empty: a longer run has no such part."""
+    last, ended = int(results.arrival.max()), results.finished[results.outcome == Outcome.COMPLETED]
+    after = ended[ended > last]
+    is_longer = results.end - last > _DRAINS * (last - int(results.arrival.min()))
+    if not is_longer or 2 * len(after) <= len(results):
+        return ""
+    return f"{len(after) / len(results):.0%} of the requests ended after the last one had come"
 
 
 def _problem(steady: SteadyState, warmup: Warmup, count: int, diverges: bool) -> str:

@@ -66,9 +66,9 @@ LATENCIES: tuple[tuple[str, Callable[[GroupSummary], LatencyStatistics | None]],
 
 
 def print_summary(summary: Summary, console: Console, per: By = By.CLASS) -> None:
-    """Print tables within 80 columns and a line below them, as plain text if the console is no terminal. Classes have columns
+    """Print tables within the console and a line below them, as plain text if the console is no terminal. Classes have columns
     of their own. Another breakdown has a table with a row for each group, for the 20 groups with the most requests. No figure
-    is ever cut or left out: on a console narrower than a table, the lines are longer than the console."""
+    is ever cut or left out: on a narrow console a table is printed in parts."""
     several = per is By.CLASS and len(summary.by[By.CLASS]) > 1
     groups = {**summary.by[By.CLASS], _ALL: summary.total} if several else {_ALL: summary.total}
     tables = [_latencies(summary, groups), _requests(summary, groups)]
@@ -82,12 +82,12 @@ def print_summary(summary: Summary, console: Console, per: By = By.CLASS) -> Non
 
 
 def print_table(table: Table, console: Console) -> None:
-    """Print a table without cutting a figure. A table wider than 80 columns (or than the console, if that is wider) is printed
+    """Print a table without cutting a figure. A table wider than the console (80 columns if it is no terminal) is printed
     in parts, each of which begins with the columns that have a style: the names of its rows.
 
-    On a console narrower than that the lines are longer than the console.
+    Each part has one figure at least: on a console narrower than that the lines are longer than the console.
     """
-    for part, width in _parts(table, console, max(_COLUMNS, console.width)):
+    for part, width in _parts(table, console, console.width):
         part.width = width
         console.print(part, no_wrap=True, crop=False, overflow="ignore")
 
