@@ -11,10 +11,12 @@ Lengths are whole tokens, and times are whole µs: with a mean of a thousand tok
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from hashlib import sha256
 from math import exp, factorial, log
+from pathlib import Path
 from random import Random
 from statistics import fmean
 from typing import Any, Final, TypeAlias
@@ -30,6 +32,8 @@ from maitred.report.slowdown import slowdowns
 from maitred.routing import RoutingConfig
 from maitred.sim import ClusterConfig, Outcome
 from maitred.sim.fleet_config import InstanceGroup
+
+sys.path.append(str(Path(__file__).parents[1] / "examples" / "plugins"))
 
 STEP: Final = 1_000
 """µs of a step, and so of an output token."""
@@ -370,8 +374,36 @@ def shortest_first(count: int) -> Iterator[Check]:
     yield Check(f"Shortest first, sizes 0.5 and 5.5, ρ = {load}", "mean wait", "Cobham over sizes", exact, mean_wait)
 
 
+def shortest_remaining(count: int) -> Iterator[Check]:
+    """Shortest remaining processing time first, with interruption (L. Schrage and L. Miller, 1966). A size x waits
+    λ (E[S²; S ≤ x] + x² P(S > x)) / (2 (1 - ρ below x) (1 - ρ up to x)), and then takes ∫ dt / (1 - ρ below t) up to x. The
+    scheduler is that of examples/plugins. An arrival waits for the end of a step, which is a fortieth of the mean size."""
+    load, short, long, share, tokens = 0.8, 0.5, 5.5, 0.1, 40
+    of_short = load * (1 - share) * short
+
+    def mean(seed: int) -> float:
+        made = [
+            msgspec.structs.replace(job, request=msgspec.structs.replace(job.request, max_output_tokens=job.output_tokens))
+            for job in jobs(load, count, two_sizes(short * tokens, long * tokens, share), seed)
+        ]
+        engine = InstanceConfig(
+            max_num_seqs=1_000,
+            max_num_batched_tokens=100_000,
+            batching="shortest_remaining:ShortestRemaining(max_running=1)",
+            latency=LinearLatency(beta=(1e6 / tokens, 0.0, 0.0)),
+        )
+        return float(seconds(maitred.simulate(made, None, engine, seed=seed, sample_every_ms=None)).mean())
+
+    of_a = load * short**2 / (2 * (1 - of_short)) + short
+    second = (1 - share) * short**2 + share * long**2
+    of_b = load * second / (2 * (1 - of_short) * (1 - load)) + short + (long - short) / (1 - of_short)
+    exact = (1 - share) * of_a + share * of_b
+    yield Check(f"SRPT, sizes 0.5 and 5.5, ρ = {load}", "mean E2E", "Schrage and Miller", exact, mean)
+
+
 SCENES: Final = (
-    mm1, mm1k, mmc, mg1, cobham, shortest_first, pooling, power_of_two, unequal_servers, processor_sharing, closed_loop, bulk,
+    mm1, mm1k, mmc, mg1, cobham, shortest_first, shortest_remaining, pooling, power_of_two, unequal_servers,
+    processor_sharing, closed_loop, bulk,
 )  # fmt: skip
 
 

@@ -36,6 +36,7 @@ KITS: dict[str, Callable[[], None]] = {
     "priority_policy": lambda: check_priority_policy("priority_policy:LeastSlack(prefill_rate=900)"),
     "queue_policy": lambda: check_queue_policy("queue_policy:WeightedShortestFirst(interactive=3.5)"),
     "router": lambda: check_router("router:BoundedRendezvous"),
+    "shortest_remaining": lambda: check_batch_scheduler("shortest_remaining:ShortestRemaining(max_running=4)"),
     "scorer": lambda: check_scorer("scorer:KvHeadroom"),
     "trace_format": lambda: check_trace_format("trace_format:UsageLog", (FOLDER / "usage_log.jsonl").read_text().splitlines()),
 }
