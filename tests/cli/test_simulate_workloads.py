@@ -323,3 +323,11 @@ def test_progress_ends_with_a_trace_of_fewer_requests_than_may_be_read(samples: 
         progress(900)
         progress(len(list(trace)))
     assert shown == [(0.9, "900 requests"), (1.0, "5 requests")]
+
+
+def test_a_prefix_cache_over_prompts_that_nobody_knows_is_warned_of(maitred: Any) -> None:
+    azure = str(Path(__file__).parents[1] / "samples" / "azure_tiny.csv")
+    assert (
+        "does not say what its prompts have in common" in maitred("simulate", "--trace", azure, "--enable-prefix-caching").err
+    )
+    assert "in common" not in maitred("simulate", "--trace", azure).err

@@ -203,3 +203,11 @@ def test_settings_in_force_are_shown() -> None:
 def test_what_was_given_is_shown_even_without_effect() -> None:
     setup = setup_of(InstanceConfig(hardware="A100"))
     assert setup.settings_in_force()["instance"]["hardware"] == ("A100", False)
+
+
+def test_an_iterator_that_was_read_before_is_named() -> None:
+    jobs = iter([*maitred.synthetic(rate=10, num_requests=20)])
+    assert len(maitred.simulate(jobs).rows) == 20
+    with pytest.raises(maitred.ConfigError, match="an iterator is read once"):
+        maitred.simulate(jobs)
+    assert len(maitred.simulate(()).rows) == 0

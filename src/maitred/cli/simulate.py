@@ -101,6 +101,8 @@ def run(flags: SimulateFlags) -> None:
     print_warnings([*_warnings(flags, stated), *about_fleet, *short_horizon(flags)])
     with exit_on_signals(), ExitStack() as stack:
         trace = stack.enter_context(open_load_trace(load, as_flag)) if load.trace is not None else None
+        if trace is not None and not trace.knows_prompts and "instance.enable_prefix_caching" in flags.values:
+            print_warnings(["a prefix cache finds nothing: this trace does not say what its prompts have in common"])
         targets = slo(flags, trace or workload)
         # Rows that are not kept cannot be broken down later, so every breakdown that may be written is counted from the start.
         streaming = StreamingSummary(targets, [*By] if flags.metrics_file else [per]) if flags.summary_only else None

@@ -13,7 +13,7 @@ Figures are computed when they are asked for, so one run can be judged by severa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -23,6 +23,7 @@ import msgspec
 from maitred.admission import AdmissionConfig
 from maitred.admission.terms.config import AdmissionMode
 from maitred.core.decisions import DecisionLog
+from maitred.core.errors import ConfigError
 from maitred.instance import InstanceConfig
 from maitred.programs import ProgramsConfig
 from maitred.report import export
@@ -168,7 +169,11 @@ def simulate(
     if isinstance(workload, Workload):
         return run_jobs(workload.jobs())
     if not isinstance(workload, str):
-        return run_jobs(workload)
+        result = run_jobs(workload)
+        if isinstance(workload, Iterator) and not len(result.rows):
+            hint = "an iterator is read once: give a list, or make it anew"
+            raise ConfigError("it has no requests", where="workload", hint=hint)
+        return result
     with open_trace(workload) as trace:
         return run_jobs(trace)
 

@@ -34,6 +34,7 @@ from maitred.workload.session_replay import SessionReplay
 from maitred.workload.spec_parts import GoodputTargets
 from maitred.workload.trace_format import (
     FORMATS,
+    UNKNOWN_PREFIXES,
     NotReplayedError,
     RowError,
     RowParser,
@@ -133,6 +134,11 @@ class Trace:
         """Rows left out so far: bad rows (`BadRows.SKIP`) and rows that are not replayed (`NotReplayedError`)."""
         self.first_skipped: ConfigError | None = None
         """The error of the first row that was left out, with its place."""
+
+    @property
+    def knows_prompts(self) -> bool:
+        """Whether its format can say what prompts have in common."""
+        return self._format.shared_prefixes != UNKNOWN_PREFIXES
 
     def __iter__(self) -> Iterator[Job]:
         """Yield the jobs. Raises ConfigError at a bad row, unless such rows are skipped, and at the end if no row was

@@ -25,6 +25,9 @@ from maitred.workload.lengths import MAX_TOKENS
 from maitred.workload.line_reader import LineReader
 from maitred.workload.spec_parts import GoodputTargets
 
+UNKNOWN_PREFIXES: Final = "unknown"
+"""The word of a format that does not say what its prompts have in common."""
+
 
 class TraceRow(msgspec.Struct, frozen=True, gc=False):
     """The facts that a trace has about one request. Fields without a docstring are those of `Request` and `Job`."""
@@ -109,7 +112,7 @@ class TraceFormat(Protocol):
     """The format in one line, for `maitred formats`."""
     times: ClassVar[str] = "unknown"
     """The unit of times, in a few words, for the documentation."""
-    shared_prefixes: ClassVar[str] = "unknown"
+    shared_prefixes: ClassVar[str] = UNKNOWN_PREFIXES
     """How the format names the prefixes that prompts share, in a few words, for the documentation."""
     example: ClassVar[str]
     """A line that users recognise: the header or a row."""
