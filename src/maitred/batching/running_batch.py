@@ -50,8 +50,8 @@ class StepPlan:
     takes_decode_blocks: bool = False
     """Whether the blocks that its decodes open are taken as it begins, since a sequence that waited was tried after that."""
     is_plain: bool = False
-    """Whether it is known that every decoding sequence emits a token, nothing is preempted and no KV was transferred: no
-    care is needed when the step is counted."""
+    """Whether it is known that every decoding sequence emits a token, nothing is preempted and no KV was transferred or
+    loaded: no care is needed when the step is counted."""
 
     def __init__(self, max_repeats: int, chunks: Sequence[PrefillChunk] = (), prefill_tokens: int = 0) -> None:
         """`max_repeats` is how often the step may run without being planned anew, `prefill_tokens` the sum over the chunks."""
@@ -218,7 +218,9 @@ class RunningBatch:
     def begin_chunks(self, plan: StepPlan, steps: int) -> None:
         """Take the blocks of the chunks of the next `steps` steps of `plan`, as far as they are not taken yet."""
         for chunk in plan.chunks:
-            self._begin_chunk(chunk.seq, chunk.num_tokens * steps)
+            tokens = chunk.num_tokens * steps
+            if tokens > chunk.seq.num_scheduled_tokens:
+                self._begin_chunk(chunk.seq, tokens)
 
     def _begin_chunk(self, seq: SequenceState, tokens: int) -> None:
         """Let `seq` compute the next `tokens` tokens of its prompt: take their blocks, as far as they are not taken yet."""

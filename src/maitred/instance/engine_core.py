@@ -162,22 +162,22 @@ class EngineCore:
 
     def start_run(self) -> StepRun:
         """Plan the step that begins at `next_start`, and find out how often it may repeat."""
-        now, batch = self.next_start, self.batch
-        if self._mailbox is not None:
-            self._mailbox.deliver_before_plan()
+        now, batch, mailbox = self.next_start, self.batch, self._mailbox
+        if mailbox is not None:
+            mailbox.deliver_before_plan()
         # A completion frees a slot and blocks, so the run goes on to the next one. After a preemption or an abort nothing may
         # complete there: a run is planned twice then. The first step of held decodes stands alone, as its gaps are longer.
         limit = self._max_repeats
         if batch.num_decodes:
             steps = 1 if self._held.count else self._completions.next_step - batch.step_index
             if steps < limit:
-                limit = max(steps, 1)  # those that decode have completed, which the scheduler does not know
-        running = len(batch.sequences) if self._mailbox is None else self.num_running
+                limit = steps if steps > 1 else 1  # those that decode have completed, which the scheduler does not know
+        running = len(batch.sequences) if mailbox is None else self.num_running
         waiting = self.waiting if len(self.sequences) > running else None
         plan = batch.schedule(waiting, now, limit)
         if plan.chunks and plan.max_repeats > 1:
             # What has been served may change which sequence is next, if the step looks, and what the mailbox tells the queue.
-            looks = self.counts_service and (self._mailbox is not None or not (waiting is None or plan.is_closed))
+            looks = self.counts_service and (mailbox is not None or not (waiting is None or plan.is_closed))
             if looks or self._max_repeats == 1:
                 plan.max_repeats = 1
         run = self._next_run
@@ -187,17 +187,17 @@ class EngineCore:
             plan = self._settle_plan(plan, waiting, now)
             shape = self._shape_of(plan)
             run.begin(now, plan, shape.num_decodes, shape.context_tokens, shape)
-        if plan.load_time:
-            run.prolong(plan.load_time)
+            if plan.load_time:
+                run.prolong(plan.load_time)
         self.run = run
         # A full batch admits nothing, whatever the order.
         if waiting is not None and self._order_changes and run.steps > 1 and not (plan.is_closed or batch.is_full):
             changes_at = waiting.next_order_change(now)
             if changes_at is not None:
                 run.truncate(changes_at)
-        if self._mailbox is not None:
+        if mailbox is not None:
             batch.begin_step(plan)  # a queue that is told of an arrival may look at the cache
-            self._mailbox.deliver_after_plan(run)
+            mailbox.deliver_after_plan(run)
         return run
 
     def _settle_plan(self, plan: StepPlan, waiting: WaitQueue | None, now: Micros) -> StepPlan:

@@ -198,7 +198,7 @@ class Instance:
         core = self._core
         run = core.run
         if run is None:
-            if core.events or not core.has_work:
+            if core.events or not (core.sequences or core.has_work):
                 return core.events[0].at if core.events else None
             run = core.start_run()
         while not core.events:
@@ -211,7 +211,7 @@ class Instance:
             core.commit_run(run)
             if core.events:
                 break
-            if not core.has_work:
+            if not (core.sequences or core.has_work):
                 return None
             run = core.start_run()
         return core.events[0].at

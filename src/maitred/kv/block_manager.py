@@ -132,13 +132,20 @@ class BlockManager:
     def run_steps(self, steps: int) -> int:
         """Make `steps` steps: the decoding sequences take the blocks that they open. Return how many these are, without those
         that have been taken already."""
-        opened = self._openings_by_phase[self._phase] if steps == 1 else self.decode_blocks(steps)
+        openings, size, phase = self._openings_by_phase, self.block_size, self._phase
+        if steps == 1:
+            opened, end = openings[phase], phase + 1
+        else:  # as `decode_blocks`
+            end = phase + steps % size
+            opened = sum(openings[phase:end]) if end <= size else self._num_decodes - sum(openings[end - size : phase])
+            if steps >= size:
+                opened += steps // size * self._num_decodes
+        self._phase = end if end < size else end - size
         if self._num_opened:
             opened -= self._num_opened
             self._num_opened = 0
             self._opened_for.clear()
         self.free -= opened
-        self._phase = (self._phase + steps) % self.block_size
         return opened
 
     def max_steps(self, limit: int) -> int:

@@ -38,7 +38,7 @@ from maitred.core.errors import ConfigError
 from maitred.core.request import Request, RequestId
 from maitred.core.units import SECOND, Micros
 from maitred.workload import Job, ReactiveWorkload
-from maitred.workload.job import has_whole_numbers, is_program_over, no_whole_numbers, read_before
+from maitred.workload.job import is_program_over, no_whole_numbers, read_before
 
 _PROGRESS_EVERY: Final = 1_000
 """Requests between two calls of `progress`."""
@@ -154,9 +154,11 @@ class ArrivalFeed:
         if job is None:
             self.next_at = self._added[0][0] if self._added else NO_ARRIVAL
             return
-        if not has_whole_numbers(job):
+        request = job.request
+        arrival = request.arrival
+        # All arithmetic relies on the type.
+        if not (type(arrival) is int and type(request.prompt_tokens) is int and type(job.output_tokens) is int):
             raise no_whole_numbers(job)
-        arrival = job.request.arrival
         if arrival < now:
             before = f"after one that arrived at {now} µs" if self.num_arrived else "before the run begins at 0"
             what = f"request {job.request.id} arrives at {arrival} µs, {before}"

@@ -57,12 +57,6 @@ class ReadOnce:
         self._is_read = True
 
 
-def has_whole_numbers(job: Job) -> bool:
-    """Return whether arrival and lengths are of the type that all arithmetic on them relies on."""
-    request = job.request
-    return type(request.arrival) is type(request.prompt_tokens) is type(job.output_tokens) is int
-
-
 def no_whole_numbers(job: Job) -> ConfigError:
     """Return the error of a job of which arrival or lengths are no whole numbers."""
     request = job.request

@@ -41,6 +41,7 @@ class ContinuousBatch(RunningBatch):
         "_cadence",
         "_decode_plan",
         "_largest_chunk",
+        "_limits_chunks",
         "_max_chunk_tokens",
         "_max_tokens",
         "_preemption_policy",
@@ -64,6 +65,8 @@ class ContinuousBatch(RunningBatch):
         self._threshold = limits.long_prefill_token_threshold
         self._max_tokens = limits.max_num_batched_tokens
         self._largest_chunk = min(limits.max_chunk_tokens or self._max_tokens, self._max_tokens)
+        self._limits_chunks = self._threshold > 0 or self._largest_chunk < self._max_tokens
+        """Whether a chunk may have less than all tokens of a step, though its prompt has more."""
         self._max_chunk_tokens = self._threshold or self._largest_chunk
         """Tokens of one chunk in the step about to be planned."""
         self._decode_plan = StepPlan(1)
@@ -76,16 +79,11 @@ class ContinuousBatch(RunningBatch):
         # How many wait decides, with a threshold, how large the chunks of those that run are.
         return len(self.sequences) >= self._max_num_seqs and not (self._threshold and self._prefilling)
 
-    def schedule(self, waiting: WaitQueue | None, now: Micros, max_repeats: int) -> StepPlan:
-        if self._cadence is not None:
-            return self._schedule_in_cadence(self._cadence, waiting, now)
-        return self._schedule(waiting, now, max_repeats)
-
     def _schedule_in_cadence(self, cadence: PrefillCadence, waiting: WaitQueue | None, now: Micros) -> StepPlan:
         """Plan the step that begins at `now`, which runs once: the next one may have another part in the cadence."""
         cadence.begin_step(any_decodes=len(self.sequences) > len(self._prefilling))
         prefilling = set(self._prefilling)
-        plan = self._schedule(waiting, now, 1)
+        plan = ContinuousBatch.schedule(self, waiting, now, 1, in_cadence=True)
         if not plan.preempted:
             cadence.note_backlog(0 if waiting is None else len(waiting))
         # A prompt of which one token was left when it was admitted counts as a decode.
@@ -94,17 +92,30 @@ class ContinuousBatch(RunningBatch):
         cadence.end_step(has_tokens=bool(plan.chunks) or self.num_decodes > len(plan.stalled))
         return plan
 
-    def _schedule(self, waiting: WaitQueue | None, now: Micros, max_repeats: int) -> StepPlan:
-        """Plan a step, as `schedule` says."""
-        blocks, self.num_transferred = self._blocks, 0
+    def schedule(self, waiting: WaitQueue | None, now: Micros, max_repeats: int, *, in_cadence: bool = False) -> StepPlan:
+        """Plan a step, as the base says. `in_cadence`: the cadence, if there is one, knows of this step."""
+        if self._cadence is not None and not in_cadence:
+            return self._schedule_in_cadence(self._cadence, waiting, now)
+        self.num_transferred = 0
         open_to = waiting
         if waiting is not None and len(self.sequences) >= self._max_num_seqs:
             open_to = None  # the batch is full
         # The usual step: nothing prefills and nothing can be admitted, so only the free blocks limit the run, and planning it
         # costs O(block size) at most, however many sequences decode.
         if open_to is None and not self._prefilling:
-            repeats = blocks.max_steps(max_repeats)
-            return self._plan_decodes(repeats, tries=False) if repeats else self._serve_in_turn()
+            repeats = self._blocks.max_steps(max_repeats)
+            if not repeats:
+                return self._serve_in_turn()
+            plan = self._decode_plan
+            plan.max_repeats, plan.takes_decode_blocks = repeats, False
+            return plan
+        return self._schedule_prompts(waiting, open_to, now, max_repeats)
+
+    def _schedule_prompts(
+        self, waiting: WaitQueue | None, open_to: WaitQueue | None, now: Micros, max_repeats: int
+    ) -> StepPlan:
+        """Plan a step of which prompts may be a part. `open_to` is `waiting`, or None if the batch is full."""
+        blocks = self._blocks
         if self._threshold:
             self._set_max_chunk(len(self.sequences) + (0 if waiting is None else len(waiting)))
         # Each decode finds its token: it was admitted when the budget held it beside all before it, and what those take never
@@ -126,12 +137,14 @@ class ContinuousBatch(RunningBatch):
             budget = self._admit_waiting(open_to, chunks, spare, budget, now)
         if chunks:
             plan = StepPlan(1, chunks, room - budget)
-            plan.is_plain = not self.num_transferred
-            if self._prefix_blocks is not None and self._prefix_blocks.host is not None:
-                plan.load_time = self._prefix_blocks.host.take_load_time()
-            if max_repeats > 1 and plan.is_plain and not plan.load_time:
+            prefixed = self._prefix_blocks
+            if prefixed is not None and prefixed.host is not None:
+                plan.load_time = prefixed.host.take_load_time()
+            plan.is_plain = not (self.num_transferred or plan.load_time)
+            # If the tokens suffice for all, each chunk completes its prompt.
+            if max_repeats > 1 and plan.is_plain and (self._limits_chunks or not budget):
                 # What the chunks commit may be the beginning of the prompt at the head, which could be admitted then.
-                may_admit = budget > 0 and open_to is not None and self._prefix_blocks is not None
+                may_admit = budget > 0 and open_to is not None and prefixed is not None
                 plan.is_closed = not (budget or self._threshold)
                 plan.max_repeats = 1 if may_admit else self._chunk_repeats(chunks, max_repeats)
             return plan
@@ -140,12 +153,8 @@ class ContinuousBatch(RunningBatch):
             # it, the head fits no better than before: it has lost no more free blocks that it needs not lock than the decodes
             # have taken. Only an eviction of more than they need would let it in.
             max_repeats = self._prefix_blocks.max_unchanged_steps(max_repeats)
-        return self._plan_decodes(blocks.max_steps(max_repeats), tries=open_to is not None and budget > 0)
-
-    def _plan_decodes(self, repeats: int, *, tries: bool) -> StepPlan:
-        """Return the plan of a step that only decodes. `tries`: a sequence that waits has been tried for it."""
         plan = self._decode_plan
-        plan.max_repeats, plan.takes_decode_blocks = repeats, tries
+        plan.max_repeats, plan.takes_decode_blocks = blocks.max_steps(max_repeats), open_to is not None and budget > 0
         return plan
 
     def _set_max_chunk(self, num_requests: int) -> None:
