@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.kv.key_ranges import NO_KEYS, KeyRanges, join_keys, key_ranges
+from maitred.kv.key_ranges import NO_KEYS, KeyRanges, join_keys, key_ranges, part_of
 
 RANGES = st.lists(st.tuples(st.integers(-5, 30), st.integers(0, 6)).map(lambda pair: range(pair[0], sum(pair))), max_size=6)
 """Empty, adjacent and overlapping ranges too."""
@@ -99,6 +99,46 @@ def test_a_sequence_cut_in_two_and_joined_is_itself(both: tuple[KeyRanges, list[
     assert list(head) == plain[:at]
     assert head.joined(tail) == ranges
     assert list(tail.joined(head)) == plain[at:] + plain[:at]
+
+
+@given(keys(), RANGES)
+def test_ranges_that_follow_are_added_at_the_end(both: tuple[KeyRanges, list[int]], ranges: list[range]) -> None:
+    assert list(both[0].extended(ranges)) == both[1] + written_out(ranges)
+
+
+@st.composite
+def chains(draw: st.DrawFn) -> list[int]:
+    """Draw keys of which none occurs twice, so each stands for all before it."""
+    return written_out(draw(st.permutations([range(7), range(7, 12), range(12, 13), range(20, 26), range(26, 31)])))
+
+
+def made_in_parts(plain: Sequence[int], first: int, end: int, cut: int) -> KeyRanges:
+    """Return `plain[first:end]`, in a table of its own that was made of two parts."""
+    whole = key_ranges([range(key, key + 1) for key in plain])
+    made = whole.part(first, max(first, cut)).extended(whole.part(max(first, cut), len(plain)).ranges())
+    return made.part(0, end - first)
+
+
+@given(chains(), st.data())
+def test_a_conversation_is_joined_to_the_prompt_that_it_begins_with(plain: list[int], data: st.DataObject) -> None:
+    cuts = [data.draw(st.integers(0, len(plain))) for _ in range(3)]
+    first, at, end = sorted(cuts)
+    start = data.draw(st.integers(0, at))
+    prompt = made_in_parts(plain, first, at, data.draw(st.integers(0, len(plain))))
+    rest = part_of(made_in_parts(plain, start, len(plain), data.draw(st.integers(0, len(plain)))), at - start, end - start)
+    assert isinstance(rest, KeyRanges)
+    assert list(rest) == plain[at:end]
+    assert list(prompt.joined_in_chain(rest)) == plain[first:end]
+
+
+@given(chains(), st.data())
+def test_common_keys_of_chains_are_counted(plain: list[int], data: st.DataObject) -> None:
+    alike = data.draw(st.integers(0, len(plain)))
+    other = [*plain[:alike], *range(100, 100 + data.draw(st.integers(0, 40)))]
+    first, end = sorted([data.draw(st.integers(0, len(plain))) for _ in range(2)])
+    if first < end and first <= len(other):
+        run, keys = (key_ranges([range(key, key + 1) for key in each]) for each in (plain[first:end], other))
+        assert run.num_common_in_chain(keys, first) == max(0, min(alike, end) - first)
 
 
 @given(keys(), st.integers(1, 5))

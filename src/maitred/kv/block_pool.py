@@ -31,22 +31,13 @@ from collections.abc import Sequence
 from typing import Final, TypeAlias
 
 from maitred.core.errors import InvariantError
-from maitred.kv.block_runs import BlockRun, RunLock, current_runs, match_end
-from maitred.kv.key_ranges import KeyRanges, join_keys
+from maitred.kv.block_runs import BlockRun, FreeExtent, RunLock, current_runs, match_end
+from maitred.kv.key_ranges import KeyRanges, join_keys, part_of
 from maitred.kv.prefix_cache import PrefixCache, PrefixHit
 
 _MANY_RUNS: Final = 4
 """Runs of one lock, beyond which those that become free are merged. Two or three are the rule where prompts share a beginning
 and then part, and merging them would only cost the next prompt a split."""
-
-
-class FreeExtent:
-    """Free blocks without content."""
-
-    __slots__ = ("blocks",)
-
-    def __init__(self, blocks: int) -> None:
-        self.blocks = blocks
 
 
 FreeListEntry: TypeAlias = BlockRun | FreeExtent
@@ -113,7 +104,8 @@ class BlockPool(PrefixCache[RunLock]):
         return self.probe(block_hashes).num_unreferenced
 
     def probe(self, block_hashes: Sequence[int]) -> PrefixHit:
-        self.apply_evictions()
+        if self._pending_evictions:
+            self.apply_evictions()
         index, position, end, unreferenced = self._runs_by_first_hash, 0, len(block_hashes), 0
         # What is cached of a prompt is its beginning, so one look-up for each run will do instead of one for each block.
         while position < end and (run := index.get(block_hashes[position])) is not None:
@@ -147,13 +139,17 @@ class BlockPool(PrefixCache[RunLock]):
         self._take_private(lock, count)
         lock.num_committed += count
         self._num_referenced += count
-        copied = self._num_already_cached(lock, block_hashes)
+        index, last = self._runs_by_first_hash, lock.runs[-1][0] if lock.runs else None
+        if last is not None and index.get(last.first_hash) is not last:
+            copied = self._num_cached_after_copy(lock, block_hashes)
+        else:  # mostly nobody else has computed what comes next
+            copied = self._match_length(block_hashes) if count and block_hashes[0] in index else 0
         fresh = self._commit_copies(lock, block_hashes, copied) if copied else block_hashes
         if copied == count:
             return
-        if not self._extend_last_run(lock, fresh):
+        if not self._extend_last_run(lock, fresh, count - copied):
             run = BlockRun(fresh if isinstance(fresh, KeyRanges) else list(fresh), 1)
-            self._runs_by_first_hash[run.first_hash] = run
+            index[run.first_hash] = run
             lock.runs.append((run, count - copied))
         if self._cached_hashes is not None:
             self._cached_hashes.update(fresh)
@@ -227,9 +223,9 @@ class BlockPool(PrefixCache[RunLock]):
         ):
             raise InvariantError("KV blocks: the index is not what the runs say")
 
-    def _extend_last_run(self, lock: RunLock, block_hashes: Sequence[int]) -> bool:
-        """Put blocks that `lock` commits behind those that it has committed last, if it alone holds them. Return whether that
-        was possible. A long prompt is committed chunk by chunk, and is one run all the same."""
+    def _extend_last_run(self, lock: RunLock, block_hashes: Sequence[int], count: int) -> bool:
+        """Put `count` blocks that `lock` commits behind those that it has committed last, if it alone holds them. Return
+        whether that was possible. A long prompt is committed chunk by chunk, and is one run all the same."""
         # A run that was found is left as it is: other prompts may have it in common, and would only split it again.
         if len(lock.runs) <= lock.num_found:
             return False
@@ -240,18 +236,15 @@ class BlockPool(PrefixCache[RunLock]):
         if isinstance(before, list):
             before.extend(block_hashes)
         elif isinstance(before, KeyRanges) and isinstance(block_hashes, KeyRanges):
-            run.block_hashes = before.joined(block_hashes)
+            run.block_hashes = before.joined_in_chain(block_hashes)
         else:
             run.block_hashes = join_keys([before, block_hashes])
-        lock.runs[-1] = (run, blocks + len(block_hashes))
+        lock.runs[-1] = (run, blocks + count)
         return True
 
-    def _num_already_cached(self, lock: RunLock, block_hashes: Sequence[int]) -> int:
-        """Return how many of `block_hashes`, which continue the committed blocks of `lock`, another lock has committed."""
-        last = lock.runs[-1][0] if lock.runs else None
-        if last is None or self._runs_by_first_hash.get(last.first_hash) is last:
-            return self._match_length(block_hashes)
-        # The lock ends with a copy, and the run that answers for that block may go on beyond it: match from the beginning.
+    def _num_cached_after_copy(self, lock: RunLock, block_hashes: Sequence[int]) -> int:
+        """Return how many of `block_hashes`, which continue the committed blocks of `lock`, another lock has committed, if the
+        last of these is a copy: the run that answers for that block may go on beyond it, so match from the beginning."""
         before = [run.block_hashes for run in current_runs(lock)]
         return self._match_length(join_keys([*before, block_hashes])) - sum(map(len, before))
 
@@ -264,7 +257,8 @@ class BlockPool(PrefixCache[RunLock]):
 
     def _matched_runs(self, block_hashes: Sequence[int]) -> list[BlockRun]:
         """Return the runs that make up the cached prefix of `block_hashes` exactly, after splitting the last one if need be."""
-        self.apply_evictions()
+        if self._pending_evictions:
+            self.apply_evictions()
         index, position, end, runs = self._runs_by_first_hash, 0, len(block_hashes), []
         while position < end and (run := index.get(block_hashes[position])) is not None:
             after = match_end(run.block_hashes, block_hashes, position)
@@ -293,7 +287,8 @@ class BlockPool(PrefixCache[RunLock]):
         return first
 
     def _release(self, lock: RunLock, num_full: int) -> None:
-        self.apply_evictions()  # earlier reservations are not taken from the blocks that are released now
+        if self._pending_evictions:
+            self.apply_evictions()  # earlier reservations are not taken from the blocks that are released now
         self._locks.remove(lock)
         # Nothing is lost with blocks without content, so they go first of all (vLLM 0.32, by its recorded schedules). The
         # others are released from the end of the sequence to its beginning, so the full ones of the answer precede the
@@ -310,8 +305,9 @@ class BlockPool(PrefixCache[RunLock]):
             if not run.num_locks:
                 run.split_rest = None
                 self._free_list[run] = None
-                self._num_referenced -= len(run.block_hashes)
-                free += len(run.block_hashes)
+                blocks = len(run.block_hashes)
+                self._num_referenced -= blocks
+                free += blocks
         self.free += free
         # A session adds runs with each turn. Those that are free now are neighbours in the free list, so one run of them all is
         # evicted from its end as they would be; only the next turn costs less.
@@ -337,13 +333,14 @@ class BlockPool(PrefixCache[RunLock]):
     def _evict_tail(self, run: BlockRun, blocks: int) -> int:
         """Evict the last `blocks` blocks of `run`, which is free, or all it has. Return how many."""
         block_hashes, index = run.block_hashes, self._runs_by_first_hash
-        left = max(0, len(block_hashes) - blocks)
-        num_evicted = len(block_hashes) - left
+        num_evicted = len(block_hashes)
+        left = num_evicted - blocks if num_evicted > blocks else 0
+        num_evicted -= left
         # A copy that does not answer for its block is unknown to listeners: it goes without a word.
         answers = index.get(run.first_hash) is run
         # Mostly nothing depends on the single blocks that are gone.
         is_watched = answers and (self._duplicates or self._cached_hashes is not None or self._listeners)
-        evicted = block_hashes[left:] if is_watched else ()
+        evicted = part_of(block_hashes, left, left + num_evicted) if is_watched else ()
         if not left:
             del self._free_list[run]
             if answers:
@@ -351,7 +348,7 @@ class BlockPool(PrefixCache[RunLock]):
         elif isinstance(block_hashes, list):
             del block_hashes[left:]
         else:
-            run.block_hashes = block_hashes[:left]
+            run.block_hashes = part_of(block_hashes, 0, left)
         if not answers:
             self._drop_duplicate(run.first_hash, run)
         elif is_watched:

@@ -32,6 +32,15 @@ class BlockRun:
         """The run that was split off its end while it was locked."""
 
 
+class FreeExtent:
+    """Free blocks without content."""
+
+    __slots__ = ("blocks",)
+
+    def __init__(self, blocks: int) -> None:
+        self.blocks = blocks
+
+
 class RunLock(CacheLock):
     """The lock of a `BlockPool`."""
 
@@ -48,14 +57,14 @@ class RunLock(CacheLock):
 def match_end(run: Sequence[int], block_hashes: Sequence[int], position: int) -> int:
     """Return the position up to which `block_hashes` agree with `run`, which begins at `position` and agrees there.
 
-    A hash stands for its block and all before it. If the last ones are equal, the others are, so in lists the end is found by
-    bisection.
+    A hash stands for its block and all before it. If the last ones are equal, the others are, so the end is found by bisection,
+    or range by range.
     """
+    if type(run) is KeyRanges and type(block_hashes) is KeyRanges:
+        return position + run.num_common_in_chain(block_hashes, position)
     low, high = position, position + len(run)
     if high <= len(block_hashes) and block_hashes[high - 1] == run[-1]:
         return high
-    if isinstance(run, KeyRanges) and isinstance(block_hashes, KeyRanges):
-        return position + run.num_common(block_hashes, position)
     high = min(high, len(block_hashes))
     while high - low > 1:
         middle = (low + high) // 2

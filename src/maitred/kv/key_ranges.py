@@ -7,8 +7,8 @@ the position before which it ends, and as its *shift*, by which its keys exceed 
     position    0   1   2   3 |  4   5   6 |  7   8          ends      4   7   9
     key        70  71  72  73 | 80  81  82 | 84  85          shifts   70  76  77
 
-A slice shares the ranges and has only other bounds, so it costs the same however long it is. A key costs a bisection over the
-ranges.
+A slice shares the ranges (`RangeTable`) and has only other bounds, so it costs the same however long it is. A key costs a
+bisection over the ranges.
 
 Example: the slice [2:6] of these keys has the positions 2 to 5, which are the keys 72, 73, 80 and 81. Its key 3 is at position
 5, in the range that ends before 7, so it is 5 + 76 = 81.
@@ -22,7 +22,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from sys import maxsize
-from typing import Final, overload
+from typing import Final, final, overload
 
 _KEYS_PER_RANGE: Final = 8
 """Keys for which a range must stand on average to be worth it."""
@@ -31,6 +31,28 @@ _FEW_KEYS: Final = 1024
 """Keys that are sooner written out than handled as ranges."""
 
 
+class RangeTable:
+    """The ranges that several `KeyRanges` share: position before which each ends, and its shift. Not to be changed."""
+
+    __slots__ = ("_expansion", "_parts", "ends", "shifts")
+
+    def __init__(self, ends: Sequence[int], shifts: Sequence[int]) -> None:
+        self.ends = ends
+        self.shifts = shifts
+        self._parts = 0
+        self._expansion: RangeTable | None = None
+        """The table of the last `expanded`."""
+
+    def expanded(self, parts: int) -> RangeTable:
+        """Return the ranges of which each key is one of `parts` parts of a key of these. Prompt after prompt asks for them."""
+        expansion = self._expansion
+        if expansion is None or self._parts != parts:
+            expansion = RangeTable([end * parts for end in self.ends], [shift * parts for shift in self.shifts])
+            self._expansion, self._parts = expansion, parts
+        return expansion
+
+
+@final
 class KeyRanges(Sequence[int]):
     """An immutable sequence of keys. `key_ranges` makes one.
 
@@ -38,12 +60,11 @@ class KeyRanges(Sequence[int]):
     tuple for one: mypyc gives it no registry of its own.
     """
 
-    __slots__ = ("_ends", "_shifts", "_start", "_stop")
+    __slots__ = ("_start", "_stop", "_table")
 
-    def __init__(self, ends: tuple[int, ...], shifts: tuple[int, ...], start: int, stop: int) -> None:
+    def __init__(self, table: RangeTable, start: int, stop: int) -> None:
         """`start` and `stop` are the bounds of the sequence among the positions of the ranges."""
-        self._ends = ends
-        self._shifts = shifts
+        self._table = table
         self._start = start
         self._stop = stop
 
@@ -56,17 +77,18 @@ class KeyRanges(Sequence[int]):
     def __getitem__(self, index: slice) -> Sequence[int]: ...
     def __getitem__(self, index: int | slice) -> int | Sequence[int]:
         start, stop = self._start, self._stop
-        if isinstance(index, slice):
-            first, last, step = index.indices(stop - start)
-            if step != 1:
-                return list(self)[index]
-            if last - first == stop - start:
-                return self
-            return KeyRanges(self._ends, self._shifts, start + first, start + max(first, last))
-        position = index + (start if index >= 0 else stop)
-        if not start <= position < stop:
-            raise IndexError("no such key")
-        return position + self._shifts[bisect_right(self._ends, position)]
+        if not isinstance(index, slice):
+            position = index + (start if index >= 0 else stop)
+            if not start <= position < stop:
+                raise IndexError("no such key")
+            table = self._table
+            return position + table.shifts[bisect_right(table.ends, position)]
+        first, last, step = index.indices(stop - start)
+        if step != 1:
+            return list(self)[index]
+        if last - first == stop - start:
+            return self
+        return KeyRanges(self._table, start + first, start + max(first, last))
 
     def __iter__(self) -> Iterator[int]:
         return chain.from_iterable(self.ranges())
@@ -94,7 +116,8 @@ class KeyRanges(Sequence[int]):
 
     def ranges(self) -> list[range]:
         """Return the ranges, none of them empty."""
-        found, ends, shifts, position, stop = list[range](), self._ends, self._shifts, self._start, self._stop
+        found, position, stop = list[range](), self._start, self._stop
+        ends, shifts = self._table.ends, self._table.shifts
         at = bisect_right(ends, position)
         while position < stop:
             end, shift = min(ends[at], stop), shifts[at]
@@ -104,9 +127,12 @@ class KeyRanges(Sequence[int]):
 
     def num_common(self, other: KeyRanges, offset: int) -> int:
         """Return how many leading keys are equal to those of `other` from its index `offset` on."""
-        ends, shifts, position = self._ends, self._shifts, self._start
-        other_ends, other_shifts, other_position = other._ends, other._shifts, other._start + offset
+        table, other_table = self._table, other._table
+        position, other_position = self._start, other._start + offset
         stop = min(self._stop, position + other._stop - other_position)
+        if table is other_table and position == other_position:
+            return stop - position
+        ends, shifts, other_ends, other_shifts = table.ends, table.shifts, other_table.ends, other_table.shifts
         at, other_at = bisect_right(ends, position), bisect_right(other_ends, other_position)
         while position < stop and position + shifts[at] == other_position + other_shifts[other_at]:
             # Both ranges go on together until one of them ends.
@@ -116,51 +142,81 @@ class KeyRanges(Sequence[int]):
             other_at += other_position == other_ends[other_at]
         return min(position, stop) - self._start
 
+    def num_common_in_chain(self, other: KeyRanges, offset: int) -> int:
+        """As `num_common`, of keys that each stand for themselves and all before them: if the last ones are equal, all are.
+        There is at least one key."""
+        table, other_table = self._table, other._table
+        stop, other_stop = self._stop, other._start + offset + self._stop - self._start
+        if other_stop <= other._stop:
+            key = stop + table.shifts[bisect_left(table.ends, stop)]
+            if key == other_stop + other_table.shifts[bisect_left(other_table.ends, other_stop)]:
+                return stop - self._start
+        return self.num_common(other, offset)
+
     def head(self, count: int) -> KeyRanges:
         """Return the first `count` keys, or all if there are fewer."""
-        return KeyRanges(self._ends, self._shifts, self._start, min(self._start + max(count, 0), self._stop))
+        return KeyRanges(self._table, self._start, min(self._start + max(count, 0), self._stop))
+
+    def part(self, first: int, end: int) -> KeyRanges:
+        """Return the keys from index `first` to before `end`, which are at most its length, and in order."""
+        return KeyRanges(self._table, self._start + first, self._start + end)
 
     def joined(self, other: KeyRanges) -> KeyRanges:
         """Return these keys followed by those of `other`."""
-        if other._ends is self._ends and other._shifts is self._shifts and other._start == self._stop:
-            return KeyRanges(self._ends, self._shifts, self._start, other._stop)
-        if not (len(self) and len(other)):
-            return self if len(self) else other
-        ends, shifts, stop, other_stop = self._ends, self._shifts, self._stop, other._stop
-        first, last = bisect_right(ends, self._start), bisect_left(ends, stop)
-        other_first, other_last = bisect_right(other._ends, other._start), bisect_left(other._ends, other_stop)
-        moved = stop - other._start
-        goes_on = shifts[last] == other._shifts[other_first] - moved  # then the last range here and the first one there are one
-        added_ends = [end + moved for end in other._ends[other_first:other_last]]
-        added_shifts = [shift - moved for shift in other._shifts[other_first + goes_on : other_last + 1]]
-        return KeyRanges(
-            (*ends[first:last], *(() if goes_on else (stop,)), *added_ends, other_stop + moved),
-            (*shifts[first : last + 1], *added_shifts),
-            self._start,
-            other_stop + moved,
-        )
+        if other._table is self._table and other._start == self._stop:
+            return KeyRanges(self._table, self._start, other._stop)
+        return self.extended(other.ranges())
+
+    def joined_in_chain(self, other: KeyRanges) -> KeyRanges:
+        """As `joined`, of keys that each stand for themselves and all before them. If `other` is the end of keys that begin
+        with these, as of a conversation that begins with a prompt, the result is a part of them."""
+        before, table, stop, other_start = self._table, other._table, self._stop, other._start
+        if table is not before and 0 < stop - self._start <= other_start:
+            key = stop + before.shifts[bisect_left(before.ends, stop)]
+            if key == other_start + table.shifts[bisect_left(table.ends, other_start)]:
+                return KeyRanges(table, other_start - stop + self._start, other._stop)
+        return self.joined(other)
+
+    def extended(self, ranges: Iterable[range]) -> KeyRanges:
+        """Return these keys followed by those of `ranges`, one range after the other. Each has a step of 1."""
+        ends, shifts, start = list[int](), list[int](), self._start
+        end = self._stop - start
+        if end:
+            table = self._table
+            first, last = bisect_right(table.ends, start), bisect_left(table.ends, self._stop)
+            ends += table.ends[first:last]
+            shifts += table.shifts[first : last + 1]
+            if start:  # a table has a key at each position from 0 on
+                ends, shifts = [each - start for each in ends], [shift + start for shift in shifts]
+            ends.append(end)
+        for each in ranges:
+            if not each:
+                continue
+            shift = each.start - end
+            end += len(each)
+            if shifts and shifts[-1] == shift:
+                ends[-1] = end
+            else:
+                ends.append(end)
+                shifts.append(shift)
+        return KeyRanges(RangeTable(ends, shifts), 0, end)
 
     def expanded(self, parts: int) -> KeyRanges:
         """Return, for each key k of these, the `parts` keys from k · `parts` on."""
-        ends = tuple([end * parts for end in self._ends])
-        shifts = tuple([shift * parts for shift in self._shifts])
-        return KeyRanges(ends, shifts, self._start * parts, self._stop * parts)
+        return KeyRanges(self._table.expanded(parts), self._start * parts, self._stop * parts)
+
+
+NO_KEYS: Final = KeyRanges(RangeTable((), ()), 0, 0)
 
 
 def key_ranges(ranges: Iterable[range]) -> KeyRanges:
     """Return the keys of `ranges`, one range after the other. Each has a step of 1."""
-    ends, shifts, end = list[int](), list[int](), 0
-    for each in ranges:
-        if not each:
-            continue
-        shift = each.start - end
-        end += len(each)
-        if shifts and shifts[-1] == shift:
-            ends[-1] = end
-        else:
-            ends.append(end)
-            shifts.append(shift)
-    return KeyRanges(tuple(ends), tuple(shifts), 0, end)
+    return NO_KEYS.extended(ranges)
+
+
+def part_of(keys: Sequence[int], first: int, end: int) -> Sequence[int]:
+    """Return `keys[first:end]`, without the detour over a slice. The bounds are in order, and within the keys."""
+    return keys.part(first, end) if type(keys) is KeyRanges else keys[first:end]
 
 
 def counted_keys(ranges: Sequence[range], num_keys: int) -> Sequence[int]:
@@ -175,9 +231,6 @@ def expand_keys(keys: Sequence[int], parts: int) -> Sequence[int]:
     if isinstance(keys, KeyRanges):
         return keys.expanded(parts)
     return counted_keys([range(key * parts, key * parts + parts) for key in keys], len(keys) * parts)
-
-
-NO_KEYS = KeyRanges((), (), 0, 0)
 
 
 def join_keys(parts: Sequence[Sequence[int]]) -> Sequence[int]:

@@ -23,7 +23,7 @@ from maitred.core.sequence import SequenceState
 from maitred.kv.block_hashes import apply_namespace, sequence_block_hashes
 from maitred.kv.block_manager import BlockManager
 from maitred.kv.host_tier import HostTier
-from maitred.kv.key_ranges import join_keys
+from maitred.kv.key_ranges import join_keys, part_of
 from maitred.kv.prefix_cache import CacheLock, PrefixCache, PrefixHit
 
 _PRIVATE_SALT = 0x6F776E
@@ -83,8 +83,9 @@ class PrefixBlockManager(BlockManager):
     def reserve_next_step(self) -> None:
         """Reserve what the decoding sequences open in the next step: they come before those that wait, and evict first."""
         opened = self.decode_blocks(1) - self._num_opened
-        self.reserve(opened)
-        self._num_opened += opened
+        if opened:
+            self.reserve(opened)
+            self._num_opened += opened
 
     def run_steps(self, steps: int) -> int:
         opened = super().run_steps(steps)
@@ -110,7 +111,7 @@ class PrefixBlockManager(BlockManager):
     def admit(self, seq: SequenceState, hit: PrefixHit) -> None:
         """Lock what `find_cached` has found for `seq`, and load what the host has of it."""
         content = self._blocks_of(seq)
-        content.lock = self.cache.lock(content.block_hashes[: hit.num_blocks], priority=seq.request.priority)
+        content.lock = self.cache.lock(part_of(content.block_hashes, 0, hit.num_blocks), priority=seq.request.priority)
         content.will_return, content.num_unknown = False, 0
         self.free -= hit.num_unreferenced
         if not seq.num_preemptions:
@@ -223,7 +224,11 @@ class PrefixBlockManager(BlockManager):
         hashes = content.block_hashes
         if content.conversation_prefix is not None and len(hashes) < blocks:
             known = apply_namespace(content.conversation_prefix.block_keys(self.block_size), seq.request.cache_namespace)
-            hashes = join_keys([hashes, known[len(hashes) : blocks]])
+            # A hash stands for all before it, so mostly the conversation begins with the prompt.
+            if len(known) >= blocks and hashes and known[len(hashes) - 1] == hashes[-1]:
+                hashes = part_of(known, 0, blocks)
+            else:
+                hashes = join_keys([hashes, known[len(hashes) : blocks]])
         if len(hashes) < blocks:
             hashes = join_keys([hashes, private_block_hashes(seq, len(hashes), blocks)])
         content.block_hashes = hashes
@@ -244,5 +249,5 @@ class PrefixBlockManager(BlockManager):
     def _commit(self, lock: CacheLock, block_hashes: Sequence[int], count: int) -> None:
         """Commit the first `count` blocks of `lock`, whose content is that of `block_hashes`, as far as that is not done."""
         if count > lock.num_committed:
-            self.cache.commit_blocks(lock, block_hashes[lock.num_committed : count])
+            self.cache.commit_blocks(lock, part_of(block_hashes, lock.num_committed, count))
             self.free = self.cache.free  # a radix tree gives back what it had twice
