@@ -30,7 +30,7 @@ import msgspec
 from msgspec.structs import replace
 
 from maitred.core.units import Micros, from_seconds
-from maitred.kv.key_ranges import NO_KEYS, KeyRanges, key_ranges
+from maitred.kv.key_ranges import NO_KEYS, KeyRanges
 from maitred.workload.lengths import MAX_TOKENS
 from maitred.workload.line_reader import LineReader
 from maitred.workload.prefix_keys import ChainedBlockIds
@@ -118,6 +118,8 @@ class _SessionRows:
             raise RowError(f"block_size is {session.block_size}", "it must be at least 1")
         self._block_tokens = session.block_size
         self._first_id = number * _IDS_PER_SESSION
+        self._end = 0
+        """No prompt so far has a block with this id or a larger one."""
 
     def rows(self, calls: Sequence[_RecordedCall], program: str, start: Micros) -> Iterator[TraceRow | RowError]:
         """Yield the rows of a program that started at `start` on the session's clock, with those of its sub-agents."""
@@ -166,10 +168,17 @@ class _SessionRows:
         kept, base = blocks.head(call.keep), self._first_id
         if not call.new:
             return kept
-        backwards = next((each for each in call.new if each[0] > each[1]), None)
-        if backwards is not None:
-            raise RowError(f"new has the range {list(backwards)}", "its first block comes before its last, as in [11, 13]")
-        joined = kept.joined(key_ranges([range(base + first, base + last + 1) for first, last in call.new]))
+        ranges, end, are_unseen = list[range](), self._end, True
+        for first, last in call.new:
+            if first > last:
+                raise RowError(f"new has the range {[first, last]}", "its first block comes before its last, as in [11, 13]")
+            are_unseen = are_unseen and first >= end
+            end = max(end, last + 1)
+            ranges.append(range(base + first, base + last + 1))
+        self._end = end
+        joined = kept.extended(ranges)
+        if are_unseen:
+            return joined
         in_order = sorted(joined.ranges(), key=attrgetter("start"))
         repeated = next((after.start for before, after in pairwise(in_order) if after.start < before.stop), None)
         if repeated is not None:
@@ -260,4 +269,4 @@ class _RequestTable:
         num_new = num_blocks - len(kept)
         first = self._number * _IDS_PER_SESSION + self._num_ids + 1
         self._num_ids += num_new
-        return kept.joined(key_ranges([range(first, first + num_new)])) if num_new else kept
+        return kept.extended([range(first, first + num_new)]) if num_new else kept
