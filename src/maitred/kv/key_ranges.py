@@ -161,6 +161,11 @@ class KeyRanges(Sequence[int]):
         """Return the keys from index `first` to before `end`, which are at most its length, and in order."""
         return KeyRanges(self._table, self._start + first, self._start + end)
 
+    def with_before(self, count: int) -> KeyRanges | None:
+        """Return these keys with the `count` keys before them of which they are a part, or None if they are of none."""
+        start = self._start - count
+        return KeyRanges(self._table, start, self._stop) if start >= 0 else None
+
     def joined(self, other: KeyRanges) -> KeyRanges:
         """Return these keys followed by those of `other`."""
         if other._table is self._table and other._start == self._stop:

@@ -31,7 +31,6 @@ Compiled (`tools/compile.py`).
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -39,6 +38,7 @@ from maitred.core.errors import ConfigError, InvariantError
 from maitred.kv.eviction import EvictionPolicy, LeastRecentlyUsed
 from maitred.kv.key_ranges import KeyRanges
 from maitred.kv.prefix_cache import CacheLock, PrefixCache
+from maitred.kv.radix_index import NodeIndex
 from maitred.kv.radix_node import FIRST_PRIVATE_KEY, EvictableLeaves, RadixNode
 
 UNBOUNDED = 1 << 62
@@ -65,7 +65,7 @@ class RadixCache(PrefixCache[RadixLock]):
         super().__init__(total, block_size)
         self._clock = 0
         self._root = RadixNode(None, [], 0, 0)
-        self._node_by_hash: dict[int, RadixNode] = {}
+        self._index = NodeIndex()
         self._num_cached = 0
         """Blocks in the tree."""
         self._num_private_leaves = 0
@@ -94,15 +94,15 @@ class RadixCache(PrefixCache[RadixLock]):
 
     def contains(self, block_hash: int) -> bool:
         self.apply_evictions()
-        return block_hash in self._node_by_hash
+        return self._index.get(block_hash) is not None
 
     def num_cached_blocks(self, block_hashes: Sequence[int]) -> int:
         self.apply_evictions()
-        return self._num_present(block_hashes)
+        return self._index.num_leading(block_hashes)
 
     def num_unreferenced(self, block_hashes: Sequence[int]) -> int:
         count = self.num_cached_blocks(block_hashes)
-        node = self._node_by_hash[block_hashes[count - 1]] if count else self._root
+        node = self._node_of(block_hashes[count - 1]) if count else self._root
         while node.parent and not node.num_locks:
             node = node.parent
         return max(0, count - node.end_position)
@@ -125,7 +125,7 @@ class RadixCache(PrefixCache[RadixLock]):
         if count > lock.num_private:
             raise ValueError(f"{count} blocks are to be full, {lock.num_private} are private")
         self.apply_evictions()
-        present = self._num_present(block_hashes)
+        present = self._index.num_leading(block_hashes)  # they continue a cached prefix, which has no holes
         node = self._use_prefix(block_hashes, present, lock.num_committed, lock.node)
         self._count_hit(node, lock)
         if present < count:
@@ -146,14 +146,17 @@ class RadixCache(PrefixCache[RadixLock]):
     def release(self, lock: RadixLock) -> None:
         self.apply_evictions()
         self._locks.remove(lock)
-        self.free += lock.num_private
-        node = lock.node
+        node, end = lock.node, lock.node.end_position
+        while node.parent and node.num_locks == 1:
+            node.num_locks = 0
+            if not node.children:
+                self._leaves.add(node)
+            node = node.parent
+        unlocked = end - node.end_position
+        self._num_referenced -= unlocked
+        self.free += lock.num_private + unlocked
         while node.parent:
             node.num_locks -= 1
-            if not node.num_locks:
-                self._num_referenced -= len(node.block_hashes)
-                self.free += len(node.block_hashes)
-                self._leaves.add(node)
             node = node.parent
 
     def release_private(self, lock: RadixLock, num_full: int) -> None:
@@ -167,7 +170,9 @@ class RadixCache(PrefixCache[RadixLock]):
             # No request finds it, so it has a number instead of hashes, and costs the same however long it is.
             self._num_private_leaves += 1
             key = FIRST_PRIVATE_KEY - self._num_private_leaves
-            self._extend_lock(lock, self._add_leaf(node, range(num_full), key, lock.priority), num_full)
+            leaf = RadixNode(node, range(num_full), node.end_position + num_full, self._clock + 1)
+            self._add_leaf(leaf, key, lock.priority)
+            self._extend_lock(lock, leaf, num_full)
         self.release(lock)
 
     def evict(self, blocks: int) -> int:
@@ -212,7 +217,7 @@ class RadixCache(PrefixCache[RadixLock]):
                 raise InvariantError("radix tree: a node does not end where its parent and its blocks say")
         named = [node for node in nodes if not node.is_private]
         owners = [(block_hash, node) for node in named for block_hash in node.block_hashes]
-        if dict(owners) != self._node_by_hash or len(owners) != len(self._node_by_hash):
+        if dict(owners) != self._index.by_hash() or len(owners) != len(dict(owners)):
             raise InvariantError("radix tree: the index is not what the nodes say")
         if sum(len(node.block_hashes) for node in nodes) != self._num_cached:
             raise InvariantError("radix tree: the nodes do not have as many blocks as are counted")
@@ -230,25 +235,27 @@ class RadixCache(PrefixCache[RadixLock]):
             stack.extend(node.children.values())
             yield node
 
-    def _num_present(self, block_hashes: Sequence[int]) -> int:
-        """Return how many of `block_hashes`, which continue a cached prefix, are cached: such a prefix has no holes."""
-        present = self._node_by_hash
-        return bisect_left(block_hashes, True, key=lambda block_hash: block_hash not in present)
+    def _node_of(self, block_hash: int) -> RadixNode:
+        """Return the node of a block that is cached."""
+        node = self._index.get(block_hash)
+        assert node is not None
+        return node
 
     def _use_prefix(self, block_hashes: Sequence[int], count: int, start: int, base: RadixNode) -> RadixNode:
         """Return the node that ends with the first `count` of `block_hashes`, which follow `start` blocks that end in `base`.
-        Make it if a split will do, and mark it and all nodes above as used."""
+        Make it if a split will do, and mark it as used."""
         self._clock += 1
-        node, end = self._node_by_hash[block_hashes[count - 1]] if count else base, start + count
+        node, end = self._node_of(block_hashes[count - 1]) if count else base, start + count
         if end > node.end_position:
             raise _ambiguous_hash_error(block_hashes[count - 1])
         # A trace with ids that stand for their block alone would find prefixes that are not there. So what a hash promises,
-        # that it stands for all before it, is checked on the path that must be walked anyway.
-        for used in _path_to_root(node):
-            used.last_used = self._clock  # also of the part of the last run that is not asked for, as in SGLang
-            first = used.end_position - len(used.block_hashes) - start
-            if first >= 0 and not _agree(used.block_hashes, block_hashes, first, count):
-                raise _ambiguous_hash_error(block_hashes[count - 1])
+        # that it stands for all before it, is checked: at once where all of both is known as ranges, else node by node.
+        node.last_used = self._clock  # also of the part of the last run that is not asked for, as in SGLang
+        if count and not _begins_path(node, block_hashes, start, end):
+            for used in _path_to_root(node):
+                first = used.end_position - len(used.block_hashes) - start
+                if first >= 0 and not _agree(used.block_hashes, block_hashes, first, count):
+                    raise _ambiguous_hash_error(block_hashes[count - 1])
         if node.heap_entry:
             self._leaves.add(node)
         return node if end == node.end_position else self._split(node, end - node.end_position)
@@ -259,51 +266,62 @@ class RadixCache(PrefixCache[RadixLock]):
         self._clock += 1
         upper = RadixNode(node.parent, node.block_hashes[:offset], node.end_position + offset, self._clock)
         upper.num_locks, upper.hits, upper.priority = node.num_locks, node.hits, node.priority
+        if node.path_hashes is not None:
+            upper.path_hashes = node.path_hashes.head(upper.end_position)
         node.parent.children[upper.key] = upper
         node.parent = upper
-        node.block_hashes = node.block_hashes[offset:]
+        whole, node.block_hashes = node.block_hashes, node.block_hashes[offset:]
         node.key = node.block_hashes[0]
         # The lower part keeps the object, since locks and the heap refer to the node in which a prefix ends.
         upper.children[node.key] = node
-        self._node_by_hash.update(dict.fromkeys(upper.block_hashes, upper))
+        self._index.move(whole, upper, node)
         return upper
 
     def _add_named_leaf(self, node: RadixNode, block_hashes: Sequence[int], priority: float) -> RadixNode:
         """Return a new leaf of `block_hashes` below `node`, where they are found."""
-        distinct = dict.fromkeys(block_hashes)
-        if len(distinct) != len(block_hashes) or not self._node_by_hash.keys().isdisjoint(distinct):
-            repeated = (each for each in reversed(block_hashes) if each in self._node_by_hash or block_hashes.count(each) > 1)
+        leaf = RadixNode(node, block_hashes, node.end_position + len(block_hashes), self._clock + 1)
+        if not self._index.add(block_hashes, leaf):
+            known = self._index.get
+            repeated = (each for each in reversed(block_hashes) if known(each) is not None or block_hashes.count(each) > 1)
             raise _ambiguous_hash_error(next(repeated))
-        leaf = self._add_leaf(node, block_hashes, block_hashes[0], priority)
-        self._node_by_hash.update(dict.fromkeys(block_hashes, leaf))
+        if isinstance(block_hashes, KeyRanges):
+            whole = block_hashes.with_before(node.end_position)
+            if whole is not None and (not node.parent or _begins_path(node, whole, 0, node.end_position)):
+                leaf.path_hashes = whole
+        self._add_leaf(leaf, block_hashes[0], priority)
         self._notify_stored(block_hashes)
         return leaf
 
-    def _add_leaf(self, node: RadixNode, block_hashes: Sequence[int], key: int, priority: float) -> RadixNode:
-        """Return a new leaf below `node`."""
+    def _add_leaf(self, leaf: RadixNode, key: int, priority: float) -> None:
+        """Put a new leaf below its parent."""
         self._clock += 1
-        leaf = RadixNode(node, block_hashes, node.end_position + len(block_hashes), self._clock)
         leaf.key, leaf.hits, leaf.priority = key, 1, priority
-        node.children[key] = leaf
-        self._leaves.remove(node)
-        self._num_cached += len(block_hashes)
-        return leaf
+        assert leaf.parent is not None
+        leaf.parent.children[key] = leaf
+        self._leaves.remove(leaf.parent)
+        self._num_cached += len(leaf.block_hashes)
 
     def _count_hit(self, node: RadixNode, lock: RadixLock) -> None:
         """Count that `lock` commits the prefix that ends in `node`, in all nodes of it that have not counted the lock yet."""
-        while node.parent:
-            if node.end_position > lock.num_counted_hits:
-                node.hits += 1
-            node.priority = max(node.priority, lock.priority)
+        counted, priority = lock.num_counted_hits, lock.priority
+        while node.parent and node.end_position > counted:
+            node.hits += 1
+            node.priority = priority if priority > node.priority else node.priority
             node = node.parent
 
     def _lock_path(self, node: RadixNode, above: RadixNode) -> None:
         """Lock `node` and its parents below `above`."""
-        while node is not above:
-            if not node.num_locks:
-                self._num_referenced += len(node.block_hashes)
-                self.free -= len(node.block_hashes)
+        end = node.end_position
+        while node is not above and not node.num_locks:
+            node.num_locks = 1
+            if node.heap_entry:
                 self._leaves.remove(node)
+            assert node.parent
+            node = node.parent
+        locked = end - node.end_position
+        self._num_referenced += locked
+        self.free -= locked
+        while node is not above:  # what is above a locked node is locked
             node.num_locks += 1
             assert node.parent
             node = node.parent
@@ -316,14 +334,24 @@ class RadixCache(PrefixCache[RadixLock]):
             assert parent
             del parent.children[leaf.key]
             if not leaf.is_private:
-                for block_hash in block_hashes:
-                    del self._node_by_hash[block_hash]
+                self._index.remove(block_hashes)
                 if self._listeners:
                     self._notify_removed(block_hashes[::-1])
+            parent.last_used = max(parent.last_used, leaf.last_used)
             self._leaves.add(parent)
             self._num_cached -= len(block_hashes)
             evicted += len(block_hashes)
         return evicted
+
+
+def _begins_path(node: RadixNode, block_hashes: Sequence[int], start: int, end: int) -> bool:
+    """Return whether it is known at once that the first `end` blocks up to `node` are those of which `block_hashes` are the
+    part from `start` on."""
+    path = node.path_hashes
+    if path is None or not isinstance(block_hashes, KeyRanges):
+        return False
+    whole = block_hashes.with_before(start)
+    return whole is not None and path.num_common(whole, 0) >= end
 
 
 def _agree(node: Sequence[int], block_hashes: Sequence[int], first: int, count: int) -> bool:

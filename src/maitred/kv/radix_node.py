@@ -19,6 +19,7 @@ from typing import Final
 
 from maitred.core.lazy_heap import LazyHeap
 from maitred.kv.eviction import EvictionPolicy, Rank
+from maitred.kv.key_ranges import KeyRanges
 
 FIRST_PRIVATE_KEY: Final = -(1 << 65)
 """Keys of private leaves are below this, where no hash is: hashes have 64 bits, with or without a sign."""
@@ -38,6 +39,7 @@ class RadixNode:
         "last_used",
         "num_locks",
         "parent",
+        "path_hashes",
         "priority",
     )
 
@@ -53,7 +55,10 @@ class RadixNode:
         self.children: dict[int, RadixNode] = {}
         """Children by the key of each, in the order in which they came. A child that is split keeps its place."""
         self.num_locks = 0
+        self.path_hashes: KeyRanges | None = None
+        """Hashes of all blocks from the root to the end of this node, where they are known as ranges."""
         self.created = self.last_used = now
+        """Of `last_used`: a node was also used when one below it was, which it learns when that one is evicted."""
         self.hits = 0
         """Number of locks that have committed this node. A lock counts once, also if it commits in several pieces."""
         self.priority = 0.0
