@@ -11,7 +11,7 @@ KV memory is cut into blocks of a fixed number of tokens. As long as nothing rea
     prefix_cache.py          PrefixCache: what both caches promise; block_hashes.py: the names of blocks
     block_pool.py            BlockPool, whose blocks are kept in runs: block_runs.py, key_ranges.py
     host_tier.py             evicted blocks in the memory of the host
-    radix_cache.py           RadixCache, of radix_node.py; eviction.py: which leaf goes first
+    radix_cache.py           RadixCache, of radix_node.py, found by radix_index.py; eviction.py: which leaf goes first
 """
 
 from __future__ import annotations
