@@ -282,7 +282,6 @@ class UpstreamClient:
         target: str,
         headers: Sequence[tuple[bytes, bytes]] = (),
         body: bytes = b"",
-        *,
         block: HeaderBlock = NO_BLOCK,
         may_send: Callable[[], bool] | None = None,
     ) -> UpstreamResponse:

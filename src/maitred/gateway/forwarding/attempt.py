@@ -34,7 +34,7 @@ class Attempt(UpstreamRequest):
         now: Micros,
     ) -> None:
         """The request is sent to `backend` at `now`. `router` is told of the end; None: it has not chosen the backend."""
-        super().__init__(backend, proxied.request, proxied.task)
+        UpstreamRequest.__init__(self, backend, proxied.request, proxied.task)  # super() would be an object and two look-ups
         self._fleet, self._outcomes, self._router = fleet, outcomes, router
         self.response: UpstreamResponse | None = None
         fleet.add_request(self, now)
@@ -61,17 +61,16 @@ class Attempt(UpstreamRequest):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Leave the backend, however the attempt has ended."""
+        record = self._of_request
         try:
             if error is not None:
                 self._count(error)
         finally:
-            noted = self._of_request.trace
-            if noted is not None:
+            if record.trace is not None:
                 status = None if self.response is None else self.response.status
-                noted.on_attempt_end(self._of_request.clock.now(), status, error)
+                record.trace.on_attempt_end(record.clock.now(), status, error)
             if self.response is not None:  # If it is not complete, this closes the connection: the engine stops working on it.
                 self.response.close()
-            record = self._of_request
             ended_at = record.ended_at or record.clock.now()
             self._fleet.remove_request(self, ended_at)
             if self._router is not None:

@@ -201,9 +201,8 @@ class Attempts:
         if rank is not None:
             headers, block = with_rank([*block.headers, *headers], rank), NO_BLOCK
         may_send = self._may_send and partial(self._may_send, proxied.request.id)
-        return self._client.request(
-            *(backend.origin, proxied.method, proxied.path, headers, proxied.body), block=block, may_send=may_send
-        )
+        # By position: keywords behind so many arguments would be a dictionary for each request.
+        return self._client.request(backend.origin, proxied.method, proxied.path, headers, proxied.body, block, may_send)
 
     def _forwarder(self, response: UpstreamResponse, proxied: ProxyRequest, writer: ResponseWriter) -> ResponseForwarder:
         """Return the forwarder of a response; where the usage of an answer is of interest, it is read on the way, and the

@@ -310,18 +310,22 @@ class RequestIntake:
     def _effective_class(self, inbound: InboundHead, fields: BodyFields, tenant: str, caller: Caller | None) -> PriorityClass:
         """Return the lower of the requested class and the cap of the key, or else of the tenant. Counts unknown and lowered
         classes."""
-        config, tier = self._core.config, fields.service_tier
-        named, own_class = inbound.requested_class, None if caller is None else caller.priority_class
-        if own_class is not None and not inbound.names_class:
-            named = own_class
-        if not inbound.names_class and isinstance(tier, str) and tier in config.service_tiers:
-            named = class_from_name(config.service_tiers[tier])
+        config, named = self._core.config, inbound.requested_class
+        own_class = None if caller is None else caller.priority_class
+        if not inbound.names_class:
+            tier = fields.service_tier
+            if own_class is not None:
+                named = own_class
+            if isinstance(tier, str) and tier in config.service_tiers:
+                named = class_from_name(config.service_tiers[tier])
         if inbound.objective is not None and (of_objective := self._class_of_objective(inbound)) is not None:
             named = of_objective
-        requested = _DEFAULT_CLASS if named is None else named
         cap = config.class_cap(tenant) if own_class is None else own_class
+        if named is not None and named <= cap:
+            return named
+        requested = _DEFAULT_CLASS if named is None else named
         effective = requested if requested <= cap else cap
-        if (named is None or effective is not requested) and config.mode == "priority":
+        if config.mode == "priority":
             label = self._counters.tenant_label(tenant)
             if named is None:
                 self._counters.unknown_class[label] += 1
