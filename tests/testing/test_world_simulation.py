@@ -54,6 +54,37 @@ def test_an_engine_that_always_lies_breaks_nothing(lie: str, tmp_path: Path) -> 
     assert honest.num_lies == 0
 
 
+FLOW = {"max_concurrency": 1, "max_gateway_queue_depth": 2}
+STRICT = {
+    "rate_limit": {"mode": "legacy", "legacy": {"rate_limit_tokens_per_second": 2.0}},
+    "rate_limited": {"legacy": {"rate_limit_tokens_per_second": 2.0}},
+    "queue_full": {"classes": {"bulk": {"queue_size": 1}}},
+    "requests_per_minute": {"limits": [{"requests_per_minute": 5}]},
+    "tokens_per_day": {"limits": [{"model": "*", "tokens_per_day": 500}]},
+    "token_bucket": {"policy": "token-bucket", "token_bucket_capacity": 500.0, "token_bucket_refill_rate": 50.0},
+    "tier_shed": {"policy": "tier-shed", "tier_shed_min_priority": 4},
+    "tenant_budget": {"tenant_budgets": {"header:acme": 0.0}, "slo_priorities": {"batch": -1}},
+    "saturated": {"mode": "flow-control", "flow_control": FLOW},
+    "band_full": {"mode": "flow-control", "flow_control": {**FLOW, "per_band_capacity": 1}},
+    "displaced": {"mode": "flow-control", "flow_control": {**FLOW, "queue_shedding": True}},
+}
+"""Rules of admission by the reason that they add."""
+
+
+@pytest.mark.parametrize("reason", STRICT)
+def test_strict_rules_refuse_requests_and_break_nothing(reason: str, tmp_path: Path) -> None:
+    clients = (
+        ClientPlan(kind="flood", max_tokens=10, priority="bulk"),
+        *(ClientPlan(kind="stream", max_tokens=10, think_secs=0.1, priority="interactive"),) * 3,
+    )
+    scenario = Scenario(
+        seed=5, clients=clients, num_engines=1, engine_limits=(1,), slots_per_backend=1, step_ms=100.0, admission=STRICT[reason]
+    )
+    outcome = play(scenario, tmp_path)
+    assert outcome.violations == []
+    assert outcome.reasons[reason] > 0
+
+
 def test_an_engine_that_comes_back_with_another_model_serves_its_clients(tmp_path: Path) -> None:
     clients = tuple(ClientPlan(kind="polite", num_requests=20, model=model) for model in (MODEL, OTHER_MODEL))
     scenario = Scenario(seed=2, clients=clients, num_engines=1, faults=("other model",), poll_secs=1.0)

@@ -220,7 +220,7 @@ def problem_of(sent: Sent) -> str:
 
 
 def _problem_of_error(answer: Answer) -> str:
-    if answer.status not in (400, 404, 408, 429, 500, 502, 503, 504):
+    if answer.status not in (400, 404, 408, 413, 429, 500, 502, 503, 504):
         return f"its answer has the status {answer.status}"
     try:
         error = msgspec.json.decode(answer.body, type=dict[str, object])

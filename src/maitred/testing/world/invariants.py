@@ -37,6 +37,8 @@ _LEAVE_ENGINES_ALONE = frozenset(("lie", "lag", "fail", "hang", "reload", "slow 
 """Faults with which the gateway learns in time what engines serve."""
 _MAX_IDLE_PER_BACKEND = 2
 """Connections to a backend that an idle gateway may have, for its polls."""
+_TASKS_PER_BACKEND = 2
+"""What polls a backend, and what learns its slots: a reload may have added backends."""
 
 
 def check_now(stage: Stage) -> Iterator[str]:
@@ -62,7 +64,8 @@ def check_idle(stage: Stage) -> Iterator[str]:
     if place.descriptors.num_used > most:
         yield f"an idle gateway has {place.descriptors.num_used} descriptors, and {most} at most are its own"
     num_tasks = sum(not task.done() for task in place.tasks)
-    if num_tasks > stage.process.num_tasks_at_start:
+    further = len(stage.settings.gateway.backends) - stage.process.num_backends_at_start
+    if num_tasks > stage.process.num_tasks_at_start + _TASKS_PER_BACKEND * max(0, further):
         yield f"an idle gateway has {num_tasks} tasks, and {stage.process.num_tasks_at_start} when it was started"
 
 

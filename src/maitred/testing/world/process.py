@@ -57,7 +57,7 @@ class GatewayProcess:
         self.lives: list[Life] = []
         self.is_up = False
         """Whether it serves, and has got no signal to end."""
-        self.num_descriptors_at_start = self.num_tasks_at_start = 0
+        self.num_descriptors_at_start = self.num_tasks_at_start = self.num_backends_at_start = 0
         """What the present life had when its ports were open."""
         self.on_ended: Callable[[], object] = int
         """Called when it has ended by itself, and nothing of it is gone yet."""
@@ -77,6 +77,7 @@ class GatewayProcess:
             self._serving.result()
         self.is_up, place = True, self._machine.place
         self.num_descriptors_at_start = place.descriptors.num_used
+        self.num_backends_at_start = len(self.gateway.config.backends)
         self.num_tasks_at_start = sum(not task.done() for task in place.tasks)
 
     async def stop(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -51,6 +51,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """Longest wait of default and bulk requests; None: what the flavour has."""
     starve_secs: float | None = None
     """Wait after which default and bulk requests may be promoted; None: what the flavour has."""
+    admission: dict[str, Any] = {}
+    """Further keys of the section `admission`, as a file has them."""
     policy: str = "least-loaded"
     has_programs: bool = False
     program_tokens: int | None = None
@@ -92,15 +94,12 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         )
         rules = ClassConfig(queue_timeout_secs=self.queue_secs, starvation_threshold_secs=self.starve_secs)
         classes = ClassesConfig(interactive=ClassConfig(reserved_floor=self.reserved_floor), default=rules, bulk=rules)
-        admission = AdmissionConfig(
-            mode=self.mode,  # type: ignore[arg-type]
-            classes=classes,
-            default_max_class="system",
-            tenant_policies={
-                "header:acme": TenantPolicy(max_in_flight=self.tenant_slots),
-                "header:beta": TenantPolicy(max_class=self.tenant_class),  # type: ignore[arg-type]
-            },
-        )
+        tenants = {
+            "header:acme": TenantPolicy(max_in_flight=self.tenant_slots),
+            "header:beta": TenantPolicy(max_class=self.tenant_class),  # type: ignore[arg-type]
+        }
+        section = {"mode": self.mode, "classes": classes, "default_max_class": "system", "tenant_policies": tenants}
+        admission = msgspec.convert({**msgspec.to_builtins(section), **self.admission}, AdmissionConfig)
         return GatewaySettings(
             gateway=gateway,
             admission=admission,

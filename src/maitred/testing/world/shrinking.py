@@ -40,6 +40,9 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
         size //= 2
     for index in range(len(faults)):
         yield msgspec.structs.replace(scenario, faults=faults[:index] + faults[index + 1 :])
+    for key in scenario.admission:
+        left = {name: value for name, value in scenario.admission.items() if name != key}
+        yield msgspec.structs.replace(scenario, admission=left)
     for index, plan in enumerate(clients):
         if plan.num_requests > 1:
             fewer = msgspec.structs.replace(plan, num_requests=plan.num_requests // 2)

@@ -9,11 +9,14 @@ from collections.abc import Sequence
 from random import Random
 from typing import Final
 
+import msgspec
+
 from maitred.core.units import Micros
 from maitred.testing.world.behaviours import KINDS, MODEL, OTHER_MODEL, ClientPlan
 from maitred.testing.world.chaos import FAULTS
 from maitred.testing.world.scenario import Scenario
 from maitred.testing.world.streams import LinkConfig
+from maitred.testing.world.strict_rules import draw_crowd, draw_strict_rules
 
 _MIXTURES: Final = (
     ("interactive", "bulk", "bulk"),
@@ -28,10 +31,23 @@ _COMMON: Final = frozenset(("reload", "fail"))
 """Faults that nearly half of the seeds have: configurations that change, and engines that answer 500, reach most of the rules
 that time and retries keep to."""
 _MOST_OTHER_FAULTS: Final = 6
+_STRICT: Final = 5
+"""Each seed that this divides has further rules of admission (`draw_strict_rules`)."""
+_CROWDED: Final = 100
+"""Each seed that this divides has a crowd instead (`draw_crowd`), which takes ten times as many events."""
 
 
 def draw_scenario(seed: int) -> Scenario:
     """Return the scenario of a seed."""
+    scenario = _draw_common(seed)
+    if seed % _STRICT:
+        return scenario
+    if seed % _CROWDED == 0:
+        return msgspec.structs.replace(scenario, **draw_crowd(Random(f"{seed}/crowd")))
+    return msgspec.structs.replace(scenario, **draw_strict_rules(Random(f"{seed}/strict rules")))
+
+
+def _draw_common(seed: int) -> Scenario:
     random = Random(f"{seed}/scenario")
     num_engines = random.choice((1, 1, 1, 2, 3))
     kinds = random.sample(sorted(KINDS), random.randint(1, len(KINDS)))
