@@ -87,5 +87,5 @@ class CapacityOption(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def knee(self) -> list[KneePoint]:
         """The points at the size of this option with the step times of the model, by rate."""
-        points = (each for each in self.points if each.instances == self.size and each.stretch == 1.0)
+        points = (each for each in self.points if each.instances == (self.size or self.instances) and each.stretch == 1.0)
         return sorted(points, key=lambda each: each.rate)
