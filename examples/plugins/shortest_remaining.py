@@ -12,7 +12,7 @@ To try it, in this folder:
 
 from collections.abc import Set
 
-from maitred.batching import ContextChunkingConfig, LlmRequest, RequestList, TokenBudgetScheduler
+from maitred.batching import ContextChunkingConfig, LlmRequest, MicroBatchResult, RequestList, TokenBudgetScheduler
 
 
 class ShortestRemaining(TokenBudgetScheduler):
@@ -28,7 +28,7 @@ class ShortestRemaining(TokenBudgetScheduler):
     ):
         super().__init__(min(max_batch_size, max_running), max_num_tokens, ctx_chunk_config, max_context_length)
 
-    def schedule(self, active_requests: RequestList, inflight_request_ids: Set[int]) -> tuple[RequestList, ...]:
+    def schedule(self, active_requests: RequestList, inflight_request_ids: Set[int]) -> MicroBatchResult:
         return super().schedule(sorted(active_requests, key=_tokens_left), inflight_request_ids)
 
 

@@ -37,6 +37,7 @@ from maitred.batching.trtllm.llm_request import LlmRequest, LlmRequestState, Req
 from maitred.batching.trtllm.micro_batch import TokenBudgetScheduler
 from maitred.batching.trtllm.schedulers import (
     CapacityScheduler,
+    MicroBatchResult,
     MicroBatchScheduler,
     RequestScheduler,
     SchedulerOutput,
@@ -61,6 +62,7 @@ __all__ = [
     "LlmRequestState",
     "MaxRequests",
     "MaxUtilization",
+    "MicroBatchResult",
     "MicroBatchScheduler",
     "PeftCacheView",
     "PreemptionPolicy",
