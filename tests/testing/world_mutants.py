@@ -11,6 +11,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import Callable
+from math import inf
 from multiprocessing import get_context
 from typing import Any, Final, NamedTuple
 
@@ -28,10 +29,13 @@ from maitred.gateway.observe.request_ids import RequestIds
 from maitred.gateway.observe.request_observer import RequestObserver
 from maitred.programs.core import Programs
 from maitred.programs.departures import Departures
+from maitred.programs.enums import ProgramAction
 from maitred.programs.model_pool import ModelPool
 from maitred.programs.passes import Passes
+from maitred.programs.places import ProgramPlaces
 from maitred.scheduler.drivers.admission import RealTimeAdmission, SlotLease
 from maitred.scheduler.drivers.deadline_timer import DeadlineTimer
+from maitred.scheduler.programs.memories import ProgramMemories
 from maitred.testing.world.__main__ import play
 from maitred.testing.world.swarm import draw_scenario
 from maitred.wire.client import UpstreamClient
@@ -169,6 +173,22 @@ def _newcomer_goes_first(backend_for: Any) -> Any:
     return lambda self, program, pool, needed, left: pool.place_new(program, needed)
 
 
+def _next_engine(target: Any) -> Any:
+    def mutant(self: Any, index: int) -> Any:
+        found, seats = target(self, index), self._fleet.seats
+        return found._replace(backend=seats[(found.backend.index + 1) % len(seats)])
+
+    return mutant
+
+
+def _pause_is_not_told(decide: Any) -> Any:
+    def mutant(self: Any, now: int, program: Any, action: Any, *further: Any) -> None:
+        if action is not ProgramAction.PAUSE:
+            decide(self, now, program, action, *further)
+
+    return mutant
+
+
 def _both(*patches: Patch) -> Patch:
     def patch(monkeypatch: pytest.MonkeyPatch) -> None:
         for each in patches:
@@ -212,6 +232,9 @@ MUTANTS: Final[dict[str, Patch]] = {
     "the oldest program is passed over": _wrap(ModelPool, "_serve_oldest", _oldest_is_passed_over),
     "a wait for memory has no end": _wrap(Departures, "end_wait", _never),
     "a new program passes those that wait": _wrap(Programs, "_backend_for", _newcomer_goes_first),
+    "an engine is never full": _wrap(ModelPool, "room", lambda room: lambda self, backend: inf),
+    "a program's requests go to the next engine": _wrap(ProgramMemories, "target", _next_engine),
+    "a program has two places": _wrap(ProgramPlaces, "decide", _pause_is_not_told),
 }
 
 
@@ -240,6 +263,9 @@ FOUND_BY: Final = {
     "the oldest program is passed over": 5,
     "a wait for memory has no end": 11,
     "a new program passes those that wait": 11,
+    "an engine is never full": 11,
+    "a program's requests go to the next engine": 40,
+    "a program has two places": 5,
 }
 """A seed of the swarm that finds each, in few events."""
 

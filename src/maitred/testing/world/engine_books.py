@@ -1,6 +1,7 @@
 """What engines know of the requests that they had (`Run`), held beside what the gateway says that it did.
 
 - a request is at an engine only while it holds a slot: it comes after the grant, and its connection is closed after the end
+- a request of an agent program is at the engine that has its memory, as long as no engine has failed
 - a victim is stopped soon after it was told to
 - an engine fails a request at most `max_attempts` times, and all requests together are sent again as their budget allows
 
@@ -19,6 +20,7 @@ from maitred.core.units import MILLISECOND, SECOND, Micros, to_seconds
 from maitred.gateway.config import RetryConfig
 from maitred.testing.world.books import Books, Hold, Span
 from maitred.testing.world.engines import Run
+from maitred.testing.world.program_books import Place
 
 MAX_UNWIND: Final = SECOND
 """Time within which the connection of a request that has ended is closed, and the engine sees it."""
@@ -48,6 +50,15 @@ class EngineBooks:
                 goes_on = ended_at is None or ended_at > told_at + MAX_UNWIND
                 if run.began_at <= told_at and goes_on and self._counts(run, books):
                     yield f"the victim {mark} was told to stop at {told_at}, and went on until {ended_at}"
+
+    def check_places(self, places: Mapping[str, Sequence[Place]], books: Books, *, until: Micros) -> Iterator[str]:
+        """Yield which requests were at an engine where their programs had no memory, if there are programs. From `until` on
+        engines may fail: then a request that one has failed goes to another one without its program, and so does a probe."""
+        for mark, runs in self._runs.items() if places else ():
+            for run in runs:
+                may_be_at = {engine for at, engine in places.get(mark, ()) if at <= run.began_at}
+                if run.began_at < until and self._counts(run, books) and run.engine not in may_be_at:
+                    yield f"request {mark} was at engine {run.engine} at {run.began_at}, its program had memory at {may_be_at}"
 
     def check_attempts(self, max_attempts: int, num_preemptions: Mapping[str, int]) -> Iterator[str]:
         """Yield which requests the engines have had too often."""

@@ -38,6 +38,8 @@ class Run(msgspec.Struct, eq=False):
     began_at: Micros
     connection: Connection | None
     """What it came over."""
+    engine: int
+    """The number of the engine."""
     ended_at: Micros | None = None
     has_failed: bool = False
     """Whether it was answered with a 500."""
@@ -48,8 +50,8 @@ class Run(msgspec.Struct, eq=False):
 class Engine:
     """An engine, whose faults are switched on and off by setting its attributes."""
 
-    def __init__(self, machine: MemoryMachine, config: EngineConfig, instance: InstanceConfig) -> None:
-        self.machine = machine
+    def __init__(self, machine: MemoryMachine, config: EngineConfig, instance: InstanceConfig, number: int) -> None:
+        self.machine, self.number = machine, number
         self.runs: list[Run] = []
         """All requests that have come, in their order."""
         self.hangs = self.fails = self.stalls_health = False
@@ -119,7 +121,7 @@ class Engine:
             await self._answer_page(exchange)
             return
         mark = (exchange.get_header(REQUEST_ID) or b"").decode("latin-1")
-        run = Run(mark, self.machine.clock.now(), self._connection_of(exchange))
+        run = Run(mark, self.machine.clock.now(), self._connection_of(exchange), self.number)
         self.runs.append(run)
         try:
             await self._generate(exchange, run)

@@ -23,7 +23,7 @@ from maitred.testing.world.behaviours import MODEL
 from maitred.testing.world.books import Books
 from maitred.testing.world.clients import Fate, Sent, is_late_head
 from maitred.testing.world.engine_books import EngineBooks
-from maitred.testing.world.program_books import ProgramBooks
+from maitred.testing.world.program_books import Place, ProgramBooks
 from maitred.testing.world.streams import Stream
 from maitred.testing.world.threads import ThreadWork
 from maitred.testing.world.transport import MemoryTransport
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 _LEAVE_ENGINES_ALONE = frozenset(("lie", "lag", "fail", "hang", "reload", "slow disk", "full disk", "hung disk"))
 """Faults with which the gateway learns in time what engines serve."""
+_NO_ENGINE_FAILS = frozenset(("lie", "lag", "drain", "reload", "slow disk", "full disk", "hung disk"))
+"""Faults with which no engine fails a request, and each keeps its number."""
 _MAX_IDLE_PER_BACKEND = 2
 """Connections to a backend that an idle gateway may have, for its polls."""
 _TASKS_PER_BACKEND = 2
@@ -180,17 +182,20 @@ def _is_same_end(sent: Sent, told: dict[str, Any]) -> bool:
 def _decisions(stage: Stage) -> Iterator[str]:
     """Yield what does not hold of the log of decisions, and of what the engines saw."""
     books = Books(stage.ledger.sent, stage.stood_still)
+    places = defaultdict[str, list[Place]](list)
     lives = lives_of(stage.decision_log.read_bytes().splitlines(keepends=True))
     for life in stage.process.lives:
         # Before its end: the next life may begin in that very instant, and this one have left no line.
         lines = next((each for each in lives if life.began_at <= _began_at(each) < _end_of(life, stage)), [])
         yield from check_replay(lines, may_lack_lines=life.may_lack_lines)
         yield from books.read(lines)
-        yield from ProgramBooks(stage.stood_still).read(lines, may_lack_lines=life.may_lack_lines)
+        yield from ProgramBooks(stage.stood_still, places).read(lines, may_lack_lines=life.may_lack_lines)
         yield from books.end_life(life.began_at, _end_of(life, stage), may_lack_lines=life.may_lack_lines)
     stage.reasons.update(books.reasons)
     engines = EngineBooks((run for engine in stage.engines for run in engine.runs), stage.stood_still)
     yield from engines.check_holds(books)
+    failures = (began_at for name, began_at, _ in stage.harms if name not in _NO_ENGINE_FAILS)
+    yield from engines.check_places(places, books, until=min(failures, default=stage.loop.micros))
     gateway, num_preemptions = stage.settings.gateway, Counter(mark for mark, _ in books.preemptions)
     yield from engines.check_attempts(gateway.max_attempts, num_preemptions)
     lives_spans = [(life.began_at, _end_of(life, stage)) for life in stage.process.lives]

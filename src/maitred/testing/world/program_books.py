@@ -6,14 +6,17 @@
 - nobody waits for memory that nobody uses: not while every program that has some works with its tools, for long enough that it
   is taken from them
 - a program that has just come takes no memory while others of its model wait for some
+- a program's place is at one engine: it gets one only when it has none, and its requests go there and to no other
+- an engine that is full takes no further program, neither a new one nor one that has waited
 - where there is one engine, nobody passes the program whose turn it is, once that has waited for `patience_secs`
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -23,6 +26,10 @@ from maitred.programs.config import ProgramsConfig
 
 MAX_LATE: Final = 100 * MILLISECOND
 """How late a decision may be that time alone leads to."""
+_MOST_CHARACTERS_PER_TOKEN: Final = 8
+"""More than any prompt of a world has: its words are of four letters. So what is counted of a prompt is less than it takes."""
+Place: TypeAlias = tuple[Micros, int]
+"""From when on a request may be at an engine, and its number."""
 
 
 @dataclass(slots=True)
@@ -32,9 +39,16 @@ class _Program:
     model: str
     tenant: str
     priority_class: PriorityClass
-    has_place: bool = False
+    place: int | None = None
+    """The engine that has its memory."""
+    under_way: dict[int, int] = field(default_factory=dict)
+    """Its requests that may be there, each with tokens that it takes at least."""
     waits: dict[int, Micros] = field(default_factory=dict)
     """Its requests that wait, each with the instant from which on it does."""
+
+    @property
+    def has_place(self) -> bool:
+        return self.place is not None
 
     @property
     def waits_since(self) -> Micros:
@@ -44,9 +58,13 @@ class _Program:
 class ProgramBooks:
     """The books of one life of a gateway."""
 
-    def __init__(self, is_excused: Callable[[Micros, Micros], bool]) -> None:
-        """`is_excused` says whether time has passed between two instants in which no program ran."""
+    def __init__(self, is_excused: Callable[[Micros, Micros], bool], places: defaultdict[str, list[Place]]) -> None:
+        """`is_excused` says whether time has passed between two instants in which no program ran. `places` gets where each
+        request was sent, by its mark."""
         self._is_excused = is_excused
+        self._places = places
+        self._memory: dict[int, int | None] = {}
+        """The tokens that each engine has for programs, with what they share; None: unknown."""
         self._config = ProgramsConfig()
         self._begun: dict[int, Any] = {}
         """The requests that have begun and not ended, as they came."""
@@ -85,9 +103,15 @@ class ProgramBooks:
             self._config = msgspec.convert(entry["config"], ProgramsConfig)
         elif kind == "begin":
             self._begun[entry["request"]["id"]] = entry["request"]
+        elif kind == "progress":
+            program = self._programs.get(self._serials.get(entry["id"], -1))
+            if program is not None and entry["id"] in program.under_way:
+                program.under_way[entry["id"]] += entry["tokens"]
         elif kind == "end":
             self._forget(entry["id"], entry["at"])
         elif kind == "set_backend":
+            capacity = entry["capacity"]
+            self._memory[entry["index"]] = None if capacity is None else capacity + entry["shared_tokens"]
             self._num_backends = max(self._num_backends, entry["index"] + 1)
             models = entry["models"] if entry["status"] == "up" else []
             if self._up.get(entry["index"]) != models:
@@ -101,6 +125,7 @@ class ProgramBooks:
             self._quiet_since = at
         if (program := self._programs.get(self._serials.pop(number, -1))) is not None:
             program.waits.pop(number, None)
+            program.under_way.pop(number, None)
 
     def _on_decision(self, decision: Mapping[str, Any]) -> Iterator[str]:
         serial, action, reason = decision["program"], decision["action"], decision["reason"]
@@ -109,13 +134,18 @@ class ProgramBooks:
         if asked is not None and action in ("grant", "wait", "reject"):
             program = self._program(serial, number, asked)
             if action == "grant":
+                yield from self._check_place(program, None if reason == "placed" else decision["backend"], decision)
+                program.place = decision["backend"]
+                program.waits.pop(number, None)
+                program.under_way[number] = asked["characters"] // _MOST_CHARACTERS_PER_TOKEN
+                self._granted.add(number)
+                self._places[asked["client_id"]].append((at, decision["backend"]))
                 if reason == "placed":
                     yield from self._check_newcomer(program, number)
-                program.has_place = True
-                program.waits.pop(number, None)
-                self._granted.add(number)
+                    yield from self._check_memory(decision)
             elif action == "wait":
                 program.waits[number] = at
+                program.under_way.pop(number, None)
                 self._granted.discard(number)
             else:
                 program.waits.pop(number, None)
@@ -125,7 +155,10 @@ class ProgramBooks:
         elif (known := self._programs.get(serial)) is not None and action in ("pause", "resume"):
             if reason == "room":
                 yield from self._check_turn(known, at)
-            known.has_place, self._quiet_since = action == "resume", at
+            yield from self._check_place(known, None if action == "resume" else decision["backend"], decision)
+            known.place, self._quiet_since = decision["backend"] if action == "resume" else None, at
+            if reason == "room":
+                yield from self._check_memory(decision)
 
     def _program(self, serial: int, number: int, asked: Mapping[str, Any]) -> _Program:
         priority_class = PriorityClass(asked["priority_class"])
@@ -144,6 +177,19 @@ class ProgramBooks:
         others = sum(each is not program for each in self._waiting(program.model))
         if others:
             yield f"request {number} gets memory as it comes, and {others} programs wait for some"
+
+    def _check_place(self, program: _Program, place: int | None, decision: Mapping[str, Any]) -> Iterator[str]:
+        """Yield whether the place of a program is another one than a decision says that it has."""
+        if program.place != place:
+            yield f"program {decision['program']} has its place at {program.place}, and not at {place}: {decision}"
+
+    def _check_memory(self, decision: Mapping[str, Any]) -> Iterator[str]:
+        """Yield whether an engine that has taken a program is more than full, by the least that the programs there take."""
+        place, there = decision["backend"], [each for each in self._programs.values() if each.place == decision["backend"]]
+        memory = self._memory.get(place)
+        used = sum(self._config.buffer_tokens + sum(each.under_way.values()) for each in there)
+        if memory is not None and used > memory:
+            yield f"engine {place} takes program {decision['program']}, and its programs take {used} tokens of {memory}"
 
     def _check_turn(self, program: _Program, at: Micros) -> Iterator[str]:
         """Yield whether a program that is resumed passes the one whose turn it is."""

@@ -152,7 +152,7 @@ class Scene:
         limit = self.scenario.engine_limits[number]
         instance = InstanceConfig(latency=latency_of(self.scenario), max_num_seqs=limit)
         config = EngineConfig(hide_slots=self.scenario.hides_slots, seed=self.scenario.seed)
-        engine = Engine(machine, config, instance)
+        engine = Engine(machine, config, instance, number)
         self.tap.engines[machine.place.address, 8000] = engine
         return engine
 
