@@ -11,7 +11,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from world import CHAT, Backend, ClientConnection, admission_config
+from world import CHAT, MACHINE, Backend, ClientConnection, admission_config
 
 from maitred.gateway import GatewayConfig
 from maitred.gateway.app import Gateway
@@ -100,7 +100,7 @@ async def shared_world(
         slots_per_backend=slots,
         **{"health_interval_secs": 0.01, "health_timeout_secs": 10.0, **config},
     )
-    rules, machine, routes = admission_config(**(admission or {})), Machine(), routing or RoutingConfig()
+    rules, machine, routes = admission_config(**(admission or {})), MACHINE.get() or Machine(), routing or RoutingConfig()
     programs = programs or ProgramsConfig()
     client = UpstreamClient(settings.upstream, machine)
     parts = SchedulerParts(
@@ -120,8 +120,8 @@ async def shared_world(
                     make = partial(
                         RemoteScheduler, dialer=Dialer(KnownAddresses(address)), name=f"gateway-{number}", secret=SECRET
                     )
-                    gateway = Gateway(settings, rules, routes, programs, make_scheduler=make)
-                    here.add(gateway, await stack.enter_async_context(running_server(gateway)))
+                    gateway = Gateway(settings, rules, routes, programs, make_scheduler=make, machine=machine)
+                    here.add(gateway, await stack.enter_async_context(running_server(gateway, machine=machine)))
                 await here.wait_until(
                     lambda: all(len(gateway.scheduler.fleet.healthy) == len(backends) for gateway in here.gateways)
                 )

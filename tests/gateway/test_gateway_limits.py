@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from shared_world import shared_world
-from world import Backend, BackendRequest, run, run_on_sockets, whole, world
+from world import Backend, BackendRequest, run, whole, world
 
 from maitred.core.units import SECOND
 from maitred.gateway.limit_headers import format_span
@@ -84,7 +84,7 @@ def test_limits_are_exact_over_gateways() -> None:
             refused = [limits(headers) for status, headers, _ in answers if status == 429]
             assert {told["remaining-requests"] for told in refused} == {"0"}
 
-    run_on_sockets(scenario())
+    run(scenario())
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from world import (
     apart,
     chunk,
     run,
-    run_on_sockets,
     world,
 )
 
@@ -224,7 +223,7 @@ def test_a_slow_client_holds_the_backend_back() -> None:
             await w.wait_until_idle()
             assert w.state.classes["default"].client_gone == 1
 
-    run_on_sockets(scenario())
+    run(scenario())
 
 
 def test_a_slow_client_gets_everything() -> None:

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from shared_world import SharedWorld, shared_world
-from world import ANSWER, Backend, BackendRequest, run_on_sockets, whole
+from world import ANSWER, Backend, BackendRequest, run, whole
 
 from maitred.core.units import SECOND
 from maitred.programs import Programs, ProgramsConfig, ProgramState
@@ -82,7 +82,7 @@ def test_requests_of_a_program_go_where_it_has_memory_whichever_gateway_they_tak
                 assert program.num_requests == 4
             assert [len(one.backend.received) for one in (first, second)] == [4, 4]
 
-    run_on_sockets(scenario())
+    run(scenario())
 
 
 def test_a_program_that_does_not_fit_waits_whichever_gateway_its_request_has_come_to() -> None:
@@ -98,7 +98,7 @@ def test_a_program_that_does_not_fit_waits_whichever_gateway_its_request_has_com
             engine.open.set()
             assert [(await client.read_response())[0] for client in (large, other)] == [200, 200]
 
-    run_on_sockets(scenario())
+    run(scenario())
 
 
 def test_a_gateway_that_has_died_gives_back_what_its_programs_held_when_the_engine_shows_them_gone() -> None:
@@ -126,7 +126,7 @@ def test_a_gateway_that_has_died_gives_back_what_its_programs_held_when_the_engi
             assert (await waiting.read_response())[0] == 200
             assert [program.key.name for program in core(w).programs if program.state is ProgramState.ACTIVE] == ["other"]
 
-    run_on_sockets(scenario())
+    run(scenario())
 
 
 def test_a_request_that_waits_for_memory_while_the_link_breaks_gets_it_afterwards() -> None:
@@ -146,7 +146,7 @@ def test_a_request_that_waits_for_memory_while_the_link_breaks_gets_it_afterward
             engine.open.set()
             assert [(await client.read_response())[0] for client in (large, waiting)] == [200, 200]
 
-    run_on_sockets(scenario())
+    run(scenario())
 
 
 def test_a_program_moves_when_its_backend_fails_its_request() -> None:
@@ -165,7 +165,7 @@ def test_a_program_moves_when_its_backend_fails_its_request() -> None:
             assert program.backend == 1
             assert len(well.backend.received) == 2
 
-    run_on_sockets(scenario())
+    run(scenario())
 
 
 def test_a_scheduler_that_does_not_know_a_program_leaves_it_where_its_gateway_says_it_is() -> None:

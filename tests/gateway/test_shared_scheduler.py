@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 from shared_world import shared_world
-from world import ANSWER, CHAT, STREAM_HEAD, Backend, BackendRequest, GatedAnswer, chunk, run_on_sockets, whole
+from world import ANSWER, CHAT, STREAM_HEAD, Backend, BackendRequest, GatedAnswer, chunk, run, whole
 
 from maitred.routing import RoutingConfig, asked_block_sizes
 from maitred.scheduler.ejection import EjectionConfig
@@ -42,7 +42,7 @@ def test_a_request_is_answered_by_each_of_the_gateways() -> None:
                 assert (status, body) == (200, ANSWER)
             assert len(w.backends[0].received) == 3
 
-    run_on_sockets(scenario())
+    run(scenario())
 
 
 def test_a_number_that_the_link_cannot_carry_does_not_hold_it_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +53,7 @@ def test_a_number_that_the_link_cannot_carry_does_not_hold_it_up(monkeypatch: py
         async with shared_world() as w:
             assert (await w.request(at=1))[0] == 200
 
-    run_on_sockets(scenario())
+    run(scenario())
 
 
 def test_no_more_requests_are_admitted_over_all_gateways_than_there_are_slots() -> None:
@@ -66,7 +66,7 @@ def test_no_more_requests_are_admitted_over_all_gateways_than_there_are_slots() 
             assert [(await client.read_response())[0] for client in clients] == [200] * 24
             assert engine.most == 4
 
-    run_on_sockets(scenario())
+    run(scenario())
 
 
 def test_a_waiting_request_of_a_higher_class_goes_first_whichever_gateway_it_came_to() -> None:
@@ -91,7 +91,7 @@ def test_a_waiting_request_of_a_higher_class_goes_first_whichever_gateway_it_cam
                 assert (await client.read_response())[0] == 200
             assert order == [b"first", b"interactive", b"default", b"bulk"]
 
-    run_on_sockets(scenario())
+    run(scenario())
 
 
 @pytest.mark.parametrize("on_preempt", ["reject", "retry"])
@@ -117,7 +117,7 @@ def test_a_request_of_one_gateway_preempts_one_of_another(on_preempt: str) -> No
                 assert (status, headers["x-smg-error-code"]) == (503, "scheduler_preempted")
                 assert headers["x-smg-preempted"] == "true"
 
-    run_on_sockets(scenario())
+    run(scenario())
 
 
 def test_a_stream_that_has_begun_is_no_victim() -> None:
@@ -142,7 +142,7 @@ def test_a_stream_that_has_begun_is_no_victim() -> None:
             assert await stream.read_chunk() == b"data: [DONE]\n\n"
             assert (await vip.read_response())[0] == 200
 
-    run_on_sockets(scenario())
+    run(scenario())
 
 
 def test_refusals_are_those_of_one_gateway() -> None:
@@ -161,7 +161,7 @@ def test_refusals_are_those_of_one_gateway() -> None:
             engine.open.set()
             assert [(await client.read_response())[0] for client in (running, waiting)] == [200, 200]
 
-    run_on_sockets(scenario())
+    run(scenario())
 
 
 def test_a_client_that_leaves_frees_its_place_or_slot() -> None:
@@ -178,7 +178,7 @@ def test_a_client_that_leaves_frees_its_place_or_slot() -> None:
             running.disconnect()
             await w.wait_until(lambda: not w.host.requests)
 
-    run_on_sockets(scenario())
+    run(scenario())
 
 
 def failing(times: int) -> tuple[Sequence[Backend], list[int]]:
@@ -204,7 +204,7 @@ def test_a_request_that_its_backend_fails_is_granted_another() -> None:
             assert (await w.request())[0] == 200
             assert sorted(asked) == [0, 1]
 
-    run_on_sockets(scenario())
+    run(scenario())
 
 
 def test_an_error_that_is_passed_on_is_no_success_of_its_backend() -> None:
@@ -220,7 +220,7 @@ def test_an_error_that_is_passed_on_is_no_success_of_its_backend() -> None:
             assert 3 <= statuses.count(500) < 12
             assert w.scheduler.fleet.backends[0].circuit.is_ejected
 
-    run_on_sockets(scenario())
+    run(scenario())
 
 
 def test_a_backend_that_fails_the_requests_of_all_gateways_is_ejected_for_all() -> None:
@@ -236,7 +236,7 @@ def test_a_backend_that_fails_the_requests_of_all_gateways_is_ejected_for_all() 
             assert w.scheduler.fleet.backends[0].circuit.is_ejected
             assert len(w.backends[0].received) == 3
 
-    run_on_sockets(scenario())
+    run(scenario())
 
 
 def test_requests_are_spread_by_what_all_gateways_have_sent() -> None:
@@ -250,7 +250,7 @@ def test_requests_are_spread_by_what_all_gateways_have_sent() -> None:
                 engine.open.set()
             assert [(await client.read_response())[0] for client in clients] == [200] * 8
 
-    run_on_sockets(scenario())
+    run(scenario())
 
 
 def test_a_session_stays_where_it_is_whichever_gateway_it_comes_to() -> None:
@@ -265,7 +265,7 @@ def test_a_session_stays_where_it_is_whichever_gateway_it_comes_to() -> None:
                 assert sum(asked) % 6 == 0
                 assert all(number % 6 == 0 for number in asked)
 
-    run_on_sockets(scenario())
+    run(scenario())
 
 
 def test_a_backend_that_goes_down_is_down_for_all_gateways() -> None:
@@ -278,7 +278,7 @@ def test_a_backend_that_goes_down_is_down_for_all_gateways() -> None:
                 status, headers, _ = await w.request(at=number)
                 assert (status, headers["x-smg-error-code"]) == (503, "no_healthy_backend")
 
-    run_on_sockets(scenario())
+    run(scenario())
 
 
 def test_the_scheduler_hears_of_a_backend_that_streams_also_where_no_slots_are_learned() -> None:
@@ -303,7 +303,7 @@ def test_the_scheduler_hears_of_a_backend_that_streams_also_where_no_slots_are_l
                 await w.wait_until(lambda: sent.last_data_at > began_at)
             gate.set()
 
-    run_on_sockets(scenario())
+    run(scenario())
 
 
 def test_a_gateway_whose_link_breaks_keeps_its_streams_and_its_slots() -> None:
@@ -332,7 +332,7 @@ def test_a_gateway_whose_link_breaks_keeps_its_streams_and_its_slots() -> None:
                 assert await stream.read_chunk() == b"data: [DONE]\n\n"
             assert (await waiting.read_response())[0] == 200
 
-    run_on_sockets(scenario())
+    run(scenario())
 
 
 PAGE = b"# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running %d\nvllm:num_requests_waiting 0\n"
@@ -367,7 +367,7 @@ def test_slots_of_a_gateway_that_has_died_come_back_when_the_engine_shows_its_re
             assert (await waiting.read_response())[0] == 200
             assert len(dead) == 2
 
-    run_on_sockets(scenario())
+    run(scenario())
 
 
 @pytest.mark.parametrize("policy", ["cache-aware", "prefix-hash"])
@@ -387,7 +387,7 @@ def test_a_prompt_goes_where_its_beginning_was_sent_whichever_gateway_it_takes(p
             link = w.gateways[0].scheduler.link  # type: ignore[attr-defined]
             assert link.block_sizes == asked_block_sizes(RoutingConfig(policy=policy)) != ()
 
-    run_on_sockets(scenario())
+    run(scenario())
 
 
 def test_flow_control_counts_what_all_gateways_have_sent() -> None:
@@ -403,7 +403,7 @@ def test_flow_control_counts_what_all_gateways_have_sent() -> None:
             assert [(await client.read_response())[0] for client in clients] == [200] * 9
             assert engine.most == 2
 
-    run_on_sockets(scenario())
+    run(scenario())
 
 
 def test_the_path_of_a_request_is_not_that_of_another() -> None:
@@ -417,4 +417,4 @@ def test_the_path_of_a_request_is_not_that_of_another() -> None:
             assert b"POST /tokenize" in w.backends[0].received[0].head
             assert CHAT.encode() not in w.backends[0].received[0].head
 
-    run_on_sockets(scenario())
+    run(scenario())
