@@ -96,12 +96,10 @@ class Gateway(App):
         make_scheduler: Callable[[SchedulerParts], Scheduler] = LocalScheduler,
     ) -> None:
         """`link` says how schedulers and gateways find each other that are processes of their own. By `shadow` a shadow decides
-        beside; None: there is none. `reload` reads the sources
-        of the configuration again. `fallback` says why less than they configure is in force. `default_state` is the file that
-        keeps the programs if the configuration names none. `log_output` takes the lines of the log; None: standard error.
-        `machine` is where it runs; None: on this one. `make_scheduler` makes the scheduler of its parts.
-
-        Raises ConfigError for a configuration that cannot work; then no file has been made or changed.
+        beside, if there is one. `reload` reads the sources of the configuration again. `fallback` says why less than they
+        configure is in force. `default_state` keeps the programs if the configuration names no file. `log_output` takes the
+        lines of the log; None: standard error. `machine` is where it runs; None: on this one. `make_scheduler` makes the
+        scheduler of its parts. Raises ConfigError for a configuration that cannot work; then no file has been made or changed.
         """
         if not config.backends and not config.discover and not (link and link.addresses):
             hint = "--backend http://127.0.0.1:9001, once for each, or --discover"

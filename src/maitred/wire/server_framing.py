@@ -13,8 +13,7 @@ An offer to switch protocols is ignored, as RFC 9110 (7.8) allows: `GET / HTTP/1
 `GET / HTTP/1.1`, `host: a`.
 
 A response has the length that its headers declare, else chunks. A response to HEAD, and one with 204 or 304, has no body,
-whatever is sent.
-Compiled (`tools/compile.py`).
+whatever is sent. Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations
@@ -78,8 +77,7 @@ class ServerFraming(MessageFraming):
         """Whether the first bytes of a head have been parsed, and not the last."""
         self.drops_further = False
         """Whether what follows the exchange under way is dropped."""
-        self._is_http_11 = True
-        self._is_head_request = False
+        self._is_http_11, self._is_head_request = True, False
         self._skips_parser = False
         """Whether the parser is not given the body under way."""
         self._slice = b""
@@ -90,9 +88,8 @@ class ServerFraming(MessageFraming):
         self._target = b""
         self._hosts: tuple[bytes, ...] = ()
         self._codings: tuple[bytes, ...] = ()
-        self._expects_continue = self._upgrade_was_offered = False
-        self._is_restarting = False
-        """Whether the parser is about to stop behind an offer to upgrade."""
+        self._expects_continue = self._upgrade_was_offered = self._is_restarting = False
+        """The last: whether the parser is about to stop behind an offer to upgrade."""
 
     def _make_parser(self) -> Any:
         parser = httptools.HttpRequestParser(self)
