@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 _ENDPOINT: Final = "Endpoint"
 _SENDING: Final = "How requests are sent"
 _PREDICTION: Final = "Prediction"
+_TO_BE_FOUND: Final = "http://discovered.invalid"
+"""Stands where a URL must stand until the first backend is found (`BenchPlan.endpoint`)."""
 _INTERRUPTED: Final = 130
 _MOST_PROBLEMS: Final = 5
 
@@ -56,6 +58,15 @@ class BenchFlags(FileFlags, VllmFlags):
         None
     )
     base_url: Annotated[str | None, flag(_ENDPOINT, "The same as URL.", "URL")] = None
+    discover: Annotated[
+        list[str] | None,
+        flag(
+            _ENDPOINT,
+            "A source of backends, as of maitred serve, instead of URL: requests go to those that are there, in turn. "
+            "Repeatable.",
+            "SOURCE",
+        ),
+    ] = None
     endpoint: Annotated[str, flag(_ENDPOINT, "/v1/completions, or /v1/chat/completions. Default: /v1/completions.", "PATH")] = (
         "/v1/completions"
     )
@@ -188,11 +199,14 @@ def _plan(flags: BenchFlags, sends_at_once: bool) -> BenchPlan:
     from maitred.emulator.clients.prompts import tokenizer_words
     from maitred.emulator.clients.sender import SendTarget
     from maitred.study.live.benchmark import BenchPlan, check_plan
+    from maitred.study.live.discovered import check_sources
     from maitred.wire.origin import Origin
 
     _check_endpoint(flags)
     where = "URL" if flags.base_url is None else "--base-url"
-    url = (flags.url or flags.base_url or "").rstrip("/").removesuffix("/v1")
+    sources = tuple(flags.discover or ())
+    check_sources(sources, where="--discover")
+    url = _TO_BE_FOUND if sources else (flags.url or flags.base_url or "").rstrip("/").removesuffix("/v1")
     plan = BenchPlan(
         endpoint=SendTarget(
             origin=Origin.parse(url, where=where),
@@ -200,6 +214,7 @@ def _plan(flags: BenchFlags, sends_at_once: bool) -> BenchPlan:
             headers=tuple(_headers(flags)),
             tenant_header=flags.tenant_header.lower().encode("latin-1", "replace"),
         ),
+        discover=sources,
         model=flags.model or "",
         max_concurrency=flags.max_concurrency,
         is_closed=sends_at_once and flags.max_concurrency is not None,
@@ -218,7 +233,9 @@ def _check_endpoint(flags: BenchFlags) -> None:
     if flags.url is not None and flags.url.partition(":")[0] in GOODPUT_METRICS:  # vllm bench serve has spaces there
         hint = "the targets of --goodput have commas between them: --goodput ttft:500,tpot:50"
         raise ConfigError(f"{flags.url!r} is no URL", hint=hint)
-    if (flags.url is None) == (flags.base_url is None):
+    if flags.discover and (flags.url is not None or flags.base_url is not None):
+        raise ConfigError("the backends are those of --discover, or the one of URL", hint="leave one of them out")
+    if not flags.discover and (flags.url is None) == (flags.base_url is None):
         problem = "there is no endpoint" if flags.url is None else "URL and --base-url are two names for one thing"
         raise ConfigError(problem, hint="maitred bench http://localhost:8000 --rate 5 --num-requests 100")
     if not flags.endpoint.endswith("completions") or not flags.endpoint.startswith("/"):

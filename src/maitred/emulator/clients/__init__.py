@@ -4,6 +4,7 @@ schedule     which request is sent when, without I/O
 prompts      texts of a wanted length that share the prefixes that the workload says
 answers      what a response says of its tokens, and when
 connection   one connection, and a response in as few steps as possible
+destinations the servers that requests go to, in turn
 sender       the driver of all of them
 stats        the clients of the demo, and what they saw, counted per class
 """

@@ -28,11 +28,11 @@ from maitred.core.request import PriorityClass, Request
 from maitred.core.units import Micros, to_seconds
 from maitred.emulator.clients.answers import NO_USAGE, Answer, Usage
 from maitred.emulator.clients.connection import LoadConnection
+from maitred.emulator.clients.destinations import Destination, Destinations
 from maitred.emulator.clients.prompts import PromptWriter
 from maitred.emulator.clients.schedule import SendSchedule
 from maitred.wire.messages import Headers
 from maitred.wire.origin import Origin
-from maitred.wire.tls import trusting_context
 from maitred.workload import Job
 
 _TICK: Final[Micros] = 1_000
@@ -87,6 +87,7 @@ class SentRequest:
         return not self.is_open and self.status == 200 and not self.problem
 
 
+NO_DESTINATION: Final = "no backend was there"
 TIMED_OUT: Final = "its deadline has passed"
 STOPPED: Final = "the run was stopped"
 
@@ -100,14 +101,16 @@ class RequestSender:
         prompts: PromptWriter,
         on_end: Callable[[SentRequest], object],
         on_send: Callable[[SentRequest], object] | None = None,
+        destinations: Destinations | None = None,
     ) -> None:
-        """`on_send` is called when a request is about to be sent, `on_end` when it has ended, in whatever way."""
+        """`on_send` is called when a request is about to be sent, `on_end` when it has ended, in whatever way. `destinations`:
+        the servers to spread requests over, instead of the one of `endpoint`."""
         self._loop = asyncio.get_running_loop()
         self._endpoint = endpoint
         self._prompts = prompts
         self._on_end = on_end
         self._on_send = on_send
-        self._idle: list[LoadConnection] = []
+        self._destinations = Destinations([endpoint.origin]) if destinations is None else destinations
         self._connections: set[LoadConnection] = set()
         self._connecting: set[asyncio.Task[None]] = set()
         self._open: dict[int, tuple[SentRequest, LoadConnection | None]] = {}
@@ -115,7 +118,6 @@ class RequestSender:
         self._schedule = SendSchedule(())
         self._timer: asyncio.TimerHandle | None = None
         self._start = time.monotonic_ns()
-        self._tls = trusting_context() if endpoint.origin.tls else None
         self._over: asyncio.Future[None] = self._loop.create_future()
         self.num_sent = 0
         self.ended_at: Micros = 0
@@ -195,39 +197,51 @@ class RequestSender:
         self._dispatch(sent, body, keeps_text)
 
     def _dispatch(self, sent: SentRequest, body: bytes, keeps_text: bool) -> None:
-        while self._idle:
-            connection = self._idle.pop()
-            if connection.is_usable:
-                self._send_over(connection, sent, body, keeps_text)
-                return
+        destination = self._destinations.next()
+        if destination is None:
+            self._open[sent.job.request.id] = sent, None
+            # Later, since the schedule is being read, and the end of a request changes it.
+            self._loop.call_soon(self._finish_unsent, sent, NO_DESTINATION)
+            return
+        connection = destination.take_connection()
+        if connection is not None:
+            self._send_over(connection, destination, sent, body, keeps_text)
+            return
         self._open[sent.job.request.id] = sent, None
-        task = self._loop.create_task(self._connect_and_send(sent, body, keeps_text))
+        task = self._loop.create_task(self._connect_and_send(destination, sent, body, keeps_text))
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
 
-    async def _connect_and_send(self, sent: SentRequest, body: bytes, keeps_text: bool) -> None:
-        origin = self._endpoint.origin
+    async def _connect_and_send(self, destination: Destination, sent: SentRequest, body: bytes, keeps_text: bool) -> None:
+        origin = destination.origin
         try:
             _, connection = await self._loop.create_connection(
-                lambda: LoadConnection(self._instants_of, self._connections.discard), origin.host, origin.port, ssl=self._tls
+                lambda: LoadConnection(self._instants_of, self._connections.discard),
+                origin.host,
+                origin.port,
+                ssl=destination.tls,
             )
         except OSError as error:
-            if sent.is_open:
-                self._finish(sent, None, f"no connection: {describe_os_error(error)}")
+            self._finish_unsent(sent, f"no connection: {describe_os_error(error)}")
             return
         self._connections.add(connection)
         if sent.is_open and connection.is_usable:
-            self._send_over(connection, sent, body, keeps_text)
+            self._send_over(connection, destination, sent, body, keeps_text)
         elif sent.is_open:
             self._finish(sent, None, "no connection: closed as soon as it was made")
         else:
-            self._idle.append(connection)
+            destination.give_back(connection)
 
-    def _send_over(self, connection: LoadConnection, sent: SentRequest, body: bytes, keeps_text: bool) -> None:
+    def _finish_unsent(self, sent: SentRequest, problem: str) -> None:
+        if sent.is_open:
+            self._finish(sent, None, problem)
+
+    def _send_over(
+        self, connection: LoadConnection, destination: Destination, sent: SentRequest, body: bytes, keeps_text: bool
+    ) -> None:
         request = sent.job.request
         self._open[request.id] = sent, connection
         sent.sent = self.clock()
-        endpoint = self._endpoint
 
         def on_response(problem: str) -> None:
             if not sent.is_open:
@@ -239,11 +253,11 @@ class RequestSender:
                 return
             self._finish(sent, connection, problem)
             if connection.is_usable:
-                self._idle.append(connection)
+                destination.give_back(connection)
 
         connection.send(
-            endpoint.path,
-            endpoint.origin.authority,
+            self._endpoint.path,
+            destination.authority,
             self._headers_of(request),
             body,
             sent.answer,

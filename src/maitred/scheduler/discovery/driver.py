@@ -11,15 +11,15 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from maitred.core.errors import ConfigError
 from maitred.scheduler.backend_set import BackendSet, Change, ChangeKind, Presence
-from maitred.scheduler.backends.fleet_view import FleetView
 from maitred.scheduler.config import FleetConfig
 from maitred.scheduler.discovery.base import SOURCES, BackendSource, SourceError, Told, checked_urls
 from maitred.scheduler.drivers.deadline_timer import DeadlineTimer
 from maitred.wire.machine import Machine
+from maitred.wire.origin import Origin
 from maitred.wire.tasks import end_tasks
 
 log = logging.getLogger("maitred.gateway")
@@ -29,6 +29,26 @@ _RESTART_SECS: Final = 5.0
 """Seconds after which a source is started anew that has ended."""
 _SHOWN: Final = 5
 """Backends that a line of the log names."""
+
+
+class Fleet(Protocol):
+    """Who has the backends that are found."""
+
+    def add(self, url: str) -> object:
+        """A backend comes."""
+        ...
+
+    def leave(self, url: str) -> None:
+        """A backend gets nothing new, because it is about to go."""
+        ...
+
+    def rejoin(self, url: str) -> None:
+        """A backend is used again that was about to go."""
+        ...
+
+    def forget_when_idle(self, url: str) -> None:
+        """A backend goes, as soon as it has no request."""
+        ...
 
 
 class SourceState:
@@ -69,7 +89,7 @@ class _Teller(Told):
 class Discovery:
     """The sources of one fleet, from `start` to `close`."""
 
-    def __init__(self, config: FleetConfig, fleet: FleetView, machine: Machine, *, wants_objectives: bool = False) -> None:
+    def __init__(self, config: FleetConfig, fleet: Fleet, machine: Machine, *, wants_objectives: bool = False) -> None:
         """Raises ConfigError for a source that is unknown or cannot be made."""
         self.machine, self.wants_objectives = machine, wants_objectives
         self.objectives: dict[str, int] = {}
@@ -85,7 +105,7 @@ class Discovery:
                 raise ConfigError(str(error), where="gateway.discover") from error
         self._timer = DeadlineTimer(self._on_due, self._clock)
         self._tasks: list[asyncio.Task[None]] = []
-        self._core.listed(CONFIG, [backend.url for backend in fleet.backends], self._clock.now(), is_certain=True)
+        self._core.listed(CONFIG, [str(Origin.parse(url)) for url in config.backends], self._clock.now(), is_certain=True)
 
     def start(self) -> None:
         """Begin to look, inside this event loop."""

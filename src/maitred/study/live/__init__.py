@@ -7,6 +7,7 @@
     print(maitred.compare_results(simulated, live))
 
 benchmark.py    a run: what the endpoint serves and how it counts, warm-up, the workload, Ctrl-C
+discovered.py   the backends of --discover
 observed.py     what clients saw, as the rows of a simulation
 vllm_result.py  the result file of vLLM's benchmark
 
@@ -69,7 +70,8 @@ def bench(
 def live_setup(plan: BenchPlan, live: LiveRun, *, seed: int, workload: str = "", command: str = "") -> RunSetup:
     """Return the measured run."""
     chats = "chats" if plan.endpoint.path.endswith("/chat/completions") else "completions"
-    parts = [f"{live.model} at {plan.endpoint.origin}", f"{chats}, {'streaming' if plan.stream else 'not streaming'}"]
+    place = f"the backends of {', '.join(plan.discover)}, in turn" if plan.discover else str(plan.endpoint.origin)
+    parts = [f"{live.model} at {place}", f"{chats}, {'streaming' if plan.stream else 'not streaming'}"]
     if plan.max_concurrency is not None:
         since = ", latencies from sending" if plan.is_closed else ""
         parts.append(f"at most {plan.max_concurrency:,} in flight{since}")

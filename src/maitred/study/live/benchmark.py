@@ -1,5 +1,6 @@
 """A run against a live endpoint, from the first look at it to a `Result`.
 
+    0. with `BenchPlan.discover`: which backends there are; the first one is asked in steps 1 and 2
     1. which model it serves, unless one is named (`/v1/models`)
     2. two short requests for one token: how it counts the tokens of our texts (`TokenScale`)
     3. warm-up requests, which do not count
@@ -21,12 +22,14 @@ import msgspec
 import uvloop
 from msgspec.structs import replace
 
-from maitred.core.errors import JSON_ERRORS, ConfigError, MaitredError
+from maitred.core.errors import JSON_ERRORS, ConfigError
 from maitred.core.units import Micros, to_seconds
+from maitred.emulator.clients.destinations import Destinations
 from maitred.emulator.clients.prompts import WORDS, PromptWriter, TokenScale
 from maitred.emulator.clients.schedule import SendSchedule
 from maitred.emulator.clients.sender import RequestSender, SendTarget, SentRequest
 from maitred.sim import Results
+from maitred.study.live.discovered import BenchError, discovered
 from maitred.study.live.observed import Lateness, LengthCheck, Observation
 from maitred.wire.client import UpstreamClient
 from maitred.wire.errors import UpstreamError
@@ -42,14 +45,13 @@ _WARMUP_RATE: Final = 20.0
 _MAX_SHOWN: Final = 300
 
 
-class BenchError(MaitredError):
-    """The endpoint cannot be measured."""
-
-
 class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
     """How a workload is sent."""
 
     endpoint: SendTarget
+    """Where requests go; with `discover` its origin is that of the first backend that is found, whatever it says here."""
+    discover: tuple[str, ...] = ()
+    """Sources of backends, as of `gateway.discover`: requests go to those that are there, in turn."""
     model: str = ""
     """The model to name in requests; empty: the first that the endpoint serves."""
     max_concurrency: int | None = None
@@ -100,6 +102,16 @@ def run_benchmark(jobs: Iterable[Job], plan: BenchPlan, progress: Callable[[int]
 
 async def benchmark(jobs: Iterable[Job], plan: BenchPlan, progress: Callable[[int], None] | None = None) -> LiveRun:
     """Do what `run_benchmark` does, in a running event loop."""
+    if not plan.discover:
+        return await _benchmark(jobs, plan, Destinations([plan.endpoint.origin]), progress)
+    async with discovered(plan.discover) as found:
+        first = replace(plan, endpoint=replace(plan.endpoint, origin=found.origins[0]))
+        return await _benchmark(jobs, first, found, progress)
+
+
+async def _benchmark(
+    jobs: Iterable[Job], plan: BenchPlan, destinations: Destinations, progress: Callable[[int], None] | None
+) -> LiveRun:
     client = UpstreamClient()
     try:
         model = plan.model or await _served_model(client, plan.endpoint)
@@ -115,7 +127,7 @@ async def benchmark(jobs: Iterable[Job], plan: BenchPlan, progress: Callable[[in
                 progress(len(observed))
 
     # Warm-ups go through the same sender, so that its connections are open when the run begins; they are not counted.
-    sender = RequestSender(plan.endpoint, prompts, on_end)
+    sender = RequestSender(plan.endpoint, prompts, on_end, destinations=destinations)
     is_counted = False
     try:
         if plan.num_warmups:
