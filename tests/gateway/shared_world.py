@@ -13,6 +13,7 @@ from typing import Any
 
 from world import CHAT, MACHINE, Backend, ClientConnection, admission_config
 
+from maitred.core.decisions import DecisionLog
 from maitred.gateway import GatewayConfig
 from maitred.gateway.app import Gateway
 from maitred.programs import ProgramsConfig
@@ -89,9 +90,11 @@ async def shared_world(
     admission: dict[str, Any] | None = None,
     routing: RoutingConfig | None = None,
     programs: ProgramsConfig | None = None,
+    decisions: DecisionLog | None = None,
     **config: Any,
 ) -> AsyncIterator[SharedWorld]:
-    """Run gateways that share a scheduler before `backends`; at the end, wait until no request is left."""
+    """Run gateways that share a scheduler before `backends`; at the end, wait until no request is left. `decisions` is the
+    log of the scheduler."""
     backends = backends or (Backend(),)
     for backend in backends:
         await backend.start()
@@ -104,7 +107,13 @@ async def shared_world(
     programs = programs or ProgramsConfig()
     client = UpstreamClient(settings.upstream, machine)
     parts = SchedulerParts(
-        config=settings, admission=rules, routing=routes, programs=programs, client=client, clock=machine.clock
+        config=settings,
+        admission=rules,
+        routing=routes,
+        programs=programs,
+        client=client,
+        clock=machine.clock,
+        decisions=decisions,
     )
     scheduler = HostedScheduler(parts)
     try:

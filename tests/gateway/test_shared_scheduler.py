@@ -9,6 +9,10 @@ import pytest
 from shared_world import shared_world
 from world import ANSWER, CHAT, STREAM_HEAD, Backend, BackendRequest, GatedAnswer, chunk, run, whole
 
+from maitred.core.decisions import DecisionLog
+from maitred.replay import ROOMS
+from maitred.replay.story import in_sentences
+from maitred.replay.why import tell
 from maitred.routing import RoutingConfig, asked_block_sizes
 from maitred.scheduler.ejection import EjectionConfig
 
@@ -416,5 +420,36 @@ def test_the_path_of_a_request_is_not_that_of_another() -> None:
             assert (await connection.read_response())[0] == 200
             assert b"POST /tokenize" in w.backends[0].received[0].head
             assert CHAT.encode() not in w.backends[0].received[0].head
+
+    run(scenario())
+
+
+def test_the_log_of_the_scheduler_tells_which_class_a_request_has_asked_for() -> None:
+    lines: list[bytes] = []
+    asked = {"x_smg_priority": "system", "x_request_id": "job-1"}, {"x_request_id": "job-2"}
+
+    async def scenario() -> None:
+        async with shared_world(admission={"default_max_class": "interactive"}, decisions=DecisionLog(lines.append)) as w:
+            for number, headers in enumerate(asked):
+                assert (await w.request(at=number, **headers))[0] == 200
+
+    run(scenario())
+    said = []
+    for name in ("job-1", "job-2"):
+        ((story,), _) = tell((("log", number, line) for number, line in enumerate(lines, 1)), ROOMS, name)
+        said.append(list(in_sentences(story))[1].strip())
+    assert said == [
+        "It asked for class system and was given interactive, the highest that tenant ip:127.0.0.1 may have.",
+        "It asked for class default and was given default, as it named none.",
+    ]
+
+
+def test_no_note_is_kept_at_a_gateway_whose_scheduler_has_no_log() -> None:
+    async def scenario() -> None:
+        async with shared_world(gateways=1) as w:
+            assert (await w.request())[0] == 200
+            notes = w.gateways[0].scheduler.notes
+            assert notes is not None
+            assert not notes.takes_notes
 
     run(scenario())

@@ -267,6 +267,7 @@ def test_pages_and_reloads_are_of_all_workers(tmp_path: Path) -> None:
                     await asyncio.sleep(0.01)
         admitted = [line for line in (tmp_path / "decisions").read_text().splitlines() if '"action":"admit"' in line]
         assert len(admitted) >= 12
+        assert (tmp_path / "decisions").read_text().count('"note":{"asked":"default"') >= 12
         assert sum("/v1/chat/completions" in line for line in w.log) >= 12
         assert all(line.endswith("\n") for line in w.log)
         with open_trace(str(tmp_path / "record.csv")) as trace:

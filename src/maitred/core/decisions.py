@@ -122,6 +122,17 @@ class Core(Protocol):
         ...
 
 
+class NoteTaker(Protocol):
+    """What is told what a gateway knows of a request that no core is told."""
+
+    takes_notes: bool
+    """Whether there is a log for them at present."""
+
+    def log_note(self, room: str, note: Mapping[str, Any]) -> None:
+        """Log a note."""
+        ...
+
+
 class DecisionLog:
     """Inputs and decisions as JSON lines in the order of time.
 
@@ -134,6 +145,7 @@ class DecisionLog:
 
     is_narrated: bool = False
     """Whether it wants to know scores (`tell_scores`)."""
+    takes_notes: bool = True
     keeps_changes: bool = True
     """Whether it wants to know changes (`log_change`), which cost a core more to find than the rest of an input."""
 

@@ -33,6 +33,7 @@ class TappedLog(DecisionLog):
         super().__init__(_drop)
         self._log, self._tap = log, tap
         self.is_narrated = log is not None and log.is_narrated
+        self.takes_notes = log is not None and log.takes_notes
         self.keeps_changes = log is not None and log.keeps_changes
         self._last: Told | None = None
 

@@ -173,7 +173,7 @@ class Gateway(App):
             signals=signals if outputs.recorder is None else signals | Signals.SESSION,
             programs=settings.programs,
             further_keys=self._key_sources,
-            notes=self.decisions,
+            notes=self.scheduler.notes or self.decisions,
             objectives={} if self.scheduler.discovery is None else self.scheduler.discovery.objectives,
         )
         self._proxy = Proxy(

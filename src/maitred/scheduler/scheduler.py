@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from maitred.admission import Admission, AdmissionConfig
 from maitred.core.contracts import Router
-from maitred.core.decisions import DecisionLog
+from maitred.core.decisions import DecisionLog, NoteTaker
 from maitred.core.request import RequestId
 from maitred.core.units import to_seconds
 from maitred.files.line_file import PRIVATE
@@ -70,6 +70,8 @@ class Scheduler:
     """What finds backends, or None if another process does."""
     program_parts: ProgramParts | None = None
     """What decides about programs, or None if requests are routed one by one, or another process decides."""
+    notes: NoteTaker | None = None
+    """What brings notes to the log of decisions, where another process writes that."""
 
     @property
     def fallback(self) -> str | None:
@@ -113,7 +115,7 @@ class LocalScheduler(Scheduler):
     def __init__(self, parts: SchedulerParts) -> None:
         """Raises ConfigError."""
         config, client, clock, decisions, programs = parts.config, parts.client, parts.clock, parts.decisions, parts.programs
-        self._clock, self._random = clock, client.machine.random
+        self._clock, self._random, self._decisions = clock, client.machine.random, decisions
         self.router = open_router(parts.routing, f"{parts.seed}/routing", decisions, clock.now())
         self.signals = signals_read(self.router)
         self.fleet = fleet = FleetView(config, clock)

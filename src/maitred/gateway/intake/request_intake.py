@@ -21,7 +21,7 @@ from typing import Any, Final, cast
 
 from maitred.admission import Admission
 from maitred.admission.terms.config import class_from_name
-from maitred.core.decisions import NOTES_ROOM, DecisionLog
+from maitred.core.decisions import NOTES_ROOM, NoteTaker
 from maitred.core.request import PriorityClass, Request
 from maitred.core.units import Micros
 from maitred.gateway import error_responses
@@ -76,7 +76,7 @@ class RequestIntake:
         programs: ProgramsConfig = ProgramsConfig(),
         *,
         reads_answers: bool = True,
-        notes: DecisionLog | None = None,
+        notes: NoteTaker | None = None,
         eligible: Callable[[Exchange, ServedModel], tuple[int, ...]] | None = None,
         further_keys: Sequence[FurtherKeys] = (),
         objectives: Mapping[str, int] = MappingProxyType({}),
@@ -244,7 +244,7 @@ class RequestIntake:
         proxied = ProxyRequest(
             *(route, request, served, exchange.method, inbound.target, own, inbound.forwarded, body, request_id, lease, task)
         )
-        if self._notes is not None and route.needs_slot:
+        if self._notes is not None and self._notes.takes_notes and route.needs_slot:
             self._notes.log_note(NOTES_ROOM, self._class_note(inbound, fields, request))
         if inbound.asks_decision:
             proxied.explanation = Explanation(self._asked_class(inbound, fields).label)

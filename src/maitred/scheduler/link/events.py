@@ -61,6 +61,7 @@ class Opened(msgspec.Struct, frozen=True):
 
     epoch: int
     is_learning: bool
+    keeps_notes: bool = False
 
 
 class Closed(msgspec.Struct, frozen=True):

@@ -333,7 +333,7 @@ class GatewayEnd:
         self._num_lapses += now >= self._send_until  # Otherwise the scheduler had the hello before it could reclaim a slot.
         self._prolong_lease(self._hello_sent_at)
         self._next_beat_at = self._hello_sent_at + BEAT_INTERVAL
-        return [Opened(welcome.epoch, welcome.is_learning)]
+        return [Opened(welcome.epoch, welcome.is_learning, welcome.keeps_notes)]
 
     def _on_beat_answer(self, answer: BeatAnswer, now: Micros) -> None:
         while self._beats and self._beats[0][0] <= answer.number:

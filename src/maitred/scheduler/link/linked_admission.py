@@ -21,7 +21,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from maitred.admission import EMPTY_LOAD, Action, Admission, LoadProbe, ReleaseReason, TicketState, no_load
-from maitred.core.decisions import Decision
+from maitred.core.decisions import NOTES_ROOM, Decision, DecisionLog
 from maitred.core.request import PriorityClass, Request
 from maitred.core.units import Micros
 from maitred.scheduler.link.failure_kinds import FailureKind
@@ -75,15 +75,16 @@ class LinkedAdmission:
         pool_of: Callable[[str], str] = str,
         load_probe: LoadProbe = no_load,
         programs: LinkedPrograms = LinkedPrograms(None),
+        notes: DecisionLog | None = None,
     ) -> None:
         """`models` are the pools that the core has slots for. `say` sends a message to a gateway that is connected. `pool_of`
-        returns the pool of a model, and `load_probe` the load of its backends."""
+        returns the pool of a model, and `load_probe` the load of its backends. `notes` has what gateways say of classes."""
         self.core = core
         self._books, self._placer, self._models, self._say = books, placer, models, say
         self.epoch = epoch
         """That of all grants."""
         self._pool_of, self._load_probe = pool_of, load_probe
-        self._programs = programs
+        self._programs, self._notes = programs, notes
         self.expect_model: Callable[[str, Micros], object] | None = None
         """Makes the pool of a model, without slots, of which a gateway has requests, and no backend has told yet."""
         self.handlers: Mapping[type, Callable[[BookedGateway, Any, Micros], None]] = {
@@ -368,6 +369,9 @@ class LinkedAdmission:
         ticket = self.core.make_ticket(request, terms.cost, pool)
         booked = BookedRequest(gateway, number, attempt, terms, request, ticket)
         self._books.add(booked)
+        if self._notes is not None and (said := terms.class_note) is not None:
+            note = {"id": request.id, "asked": _CLASSES[said.asked].label}
+            self._notes.log_note(NOTES_ROOM, {**note, "rule": said.rule} if said.rule else note)
         return booked
 
     def _find(self, gateway: BookedGateway, message: FirstByte | Declined | Yielded | Failed) -> BookedRequest | None:

@@ -24,7 +24,7 @@ from maitred.scheduler.link.failure_kinds import FailureKind, OutcomeKind
 from maitred.scheduler.link.fields import Age, ClassNumber, Count, Number, Real
 from maitred.scheduler.link.prompt_hashes import PackedHashes
 
-VERSION: Final = 9
+VERSION: Final = 10
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
@@ -77,6 +77,14 @@ class Farewell(Message, frozen=True, tag=3):
 # From the gateway.
 
 
+class ClassNote(Message, frozen=True):
+    """How a request came by its class. No decision goes by it; the scheduler's log has it (`core.decisions.NOTES_ROOM`)."""
+
+    asked: ClassNumber
+    rule: str
+    """In words; empty: it got the class that it named."""
+
+
 class RequestTerms(Message, frozen=True):
     """What admission and routing go by, of one request. Nothing of the text of its prompt."""
 
@@ -101,6 +109,8 @@ class RequestTerms(Message, frozen=True):
     """The number of its memory at its gateway (`BeginProgram`), if it is of an agent program; else 0."""
     prompt: PackedHashes | None = None
     """What the router compares prompts by, or None if nothing is known of the prompt, or the router looks at none."""
+    class_note: ClassNote | None = None
+    """None where the scheduler has no log (`Welcome.keeps_notes`)."""
 
 
 class ProgramTerms(Message, frozen=True):
@@ -284,6 +294,8 @@ class Welcome(Message, frozen=True, tag=20):
     is_learning: bool
     is_sole: bool = False
     """Whether the scheduler leads without an election: then there must be no other one."""
+    keeps_notes: bool = False
+    """Whether the scheduler has a log, for which it wants a `ClassNote` of each request."""
 
 
 class Grant(Message, frozen=True, tag=21):

@@ -29,6 +29,7 @@ import msgspec
 
 from maitred.admission import Admission, LoadProbe, ReleaseReason, no_load
 from maitred.admission.terms.lead import NO_LEAD, Lead
+from maitred.core.decisions import DecisionLog
 from maitred.core.errors import InvariantError
 from maitred.core.units import SECOND, Micros
 from maitred.scheduler.link.authentication import Side
@@ -75,16 +76,19 @@ class SchedulerEnd:
         pool_of: Callable[[str], str] = str,
         load_probe: LoadProbe = no_load,
         memories: MemoryHost | None = None,
+        notes: DecisionLog | None = None,
     ) -> None:
         """`make_core` returns an admission core without models, made at a time. `lease`: how long a gateway may start requests
         after a beat, and `reclaim_after`: for how long the slots of one that is gone are held at most, µs. `pool_of` returns
-        the pool of a model, and `load_probe` the load of its backends. `memories` decides about agent programs."""
+        the pool of a model, and `load_probe` the load of its backends. `memories` decides about agent programs.
+        `notes` is told which class each request has asked for, if there is a log."""
         self.epoch: int | None = None
         """The epoch under which this scheduler leads, or None if it stands by."""
         self._secret, self._make_core, self._make_placer = secret, make_core, make_placer
         self._lease, self._reclaim_after, self._limits = lease, reclaim_after, limits
         self._leads_until: Micros = 0
         self._pool_of, self._load_probe = pool_of, load_probe
+        self._notes = notes if notes is not None and notes.takes_notes else None
         self.on_welcome: Callable[[GatewayId], object] | None = None
         """Called with each gateway that has been welcomed."""
         self.on_note: Callable[[GatewayId, Note], object] | None = None
@@ -110,18 +114,9 @@ class SchedulerEnd:
         self.programs.forget(self.books.gateways.values(), now)
         self.books = GatewayBooks(self._lease)
         self.unaccounted = Unaccounted(self.books, self._reclaim_after)
-        core = self._make_core(now)
-        self.requests = LinkedAdmission(
-            core,
-            self.books,
-            self._make_placer(self.books),
-            self._slots.by_model,
-            self.epoch or 0,
-            self._say,
-            self._pool_of,
-            self._load_probe,
-            self.programs,
-        )
+        core, placer = self._make_core(now), self._make_placer(self.books)
+        asked = self._pool_of, self._load_probe, self.programs, self._notes
+        self.requests = LinkedAdmission(core, self.books, placer, self._slots.by_model, self.epoch or 0, self._say, *asked)
         """Admission for the requests of all gateways."""
         self.requests.expect_model = lambda model, at: self.set_slots(model, 0, at)
         self.settling = SlotSettling(self._slots, self.unaccounted, self.requests)
@@ -363,7 +358,8 @@ class SchedulerEnd:
         self.settling.count_ended([one for one in gateway.requests.values() if one.number not in held], now)
         gateway.connect(connection, now)
         link.gateway = gateway
-        self._say(gateway, Welcome(epoch, self._lease, self.learning is not None, self.door.is_sole))
+        is_learning, keeps_notes = self.learning is not None, self._notes is not None
+        self._say(gateway, Welcome(epoch, self._lease, is_learning, self.door.is_sole, keeps_notes))
         if self.on_welcome is not None:
             self.on_welcome(gateway.id)
         self.programs.reconcile(gateway, hello.memories, now)

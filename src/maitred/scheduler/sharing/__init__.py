@@ -17,6 +17,7 @@ At a gateway's end the same seam (`scheduler.interface`) is there, and asks:
 
     remote_scheduler.py   the parts, wired together
     link_client.py        the socket and the timer
+    class_notes.py        the classes that requests have asked for, on their way to the log of the scheduler
     unlinked.py           what is done without a scheduler, by shares.py
     dialer.py             which scheduler to connect to, and how
     own_host.py           the way to the scheduler of the same process

@@ -18,6 +18,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final, cast
 
+from maitred.core.decisions import DecisionLog
 from maitred.core.request import RequestId
 from maitred.core.units import Micros
 from maitred.scheduler.backends.fleet_view import FleetView
@@ -55,10 +56,11 @@ class SchedulerHost:
         random: Random,
         programs: RealTimePrograms | None = None,
         lease: Micros = GATEWAY_LEASE,
+        notes: DecisionLog | None = None,
     ) -> None:
         """`make_placer` is given this host, and a task that lasts as long as it. `random` draws what no other process may draw.
         `programs` decides about agent programs, if there are any. `lease`: how long a gateway may start requests after a beat,
-        µs. Made inside the loop that it runs in."""
+        µs. `notes` is told which class each request has asked for, if there is a log. Made inside the loop that it runs in."""
         self._random = random
         self._clock: Clock = admission.clock
         self._connections: dict[ConnectionId, HostConnection] = {}
@@ -91,6 +93,7 @@ class SchedulerHost:
             pool_of=admission.pool_of,
             load_probe=admission.load_probe,
             memories=self._programs,
+            notes=notes,
         )
         """What the link says and hears."""
         self.end.door.backends = () if fleet.may_change else [backend.url for backend in fleet.backends]

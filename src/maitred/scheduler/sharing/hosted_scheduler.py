@@ -36,6 +36,7 @@ class HostedScheduler(LocalScheduler):
             random=self._random,
             programs=self.programs,
             lease=lease,
+            notes=self._decisions,
         )
         if self.program_parts is not None:
             host.on_term = self.program_parts.begin_term

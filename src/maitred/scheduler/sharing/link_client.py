@@ -21,8 +21,18 @@ from maitred.scheduler.drivers.deadline_timer import DeadlineTimer
 from maitred.scheduler.link.events import Closed, LinkEvent, Opened
 from maitred.scheduler.link.failure_kinds import FailureKind
 from maitred.scheduler.link.gateway_end import EndState, GatewayEnd
-from maitred.scheduler.link.messages import EndProgram, Note, Outcome, ProgramTerms, ProgramTokens, Progress, RequestTerms
+from maitred.scheduler.link.messages import (
+    ClassNote,
+    EndProgram,
+    Note,
+    Outcome,
+    ProgramTerms,
+    ProgramTokens,
+    Progress,
+    RequestTerms,
+)
 from maitred.scheduler.link.prompt_hashes import pack_hashes
+from maitred.scheduler.sharing.class_notes import ClassNotes
 from maitred.scheduler.sharing.dialer import Dialer
 from maitred.scheduler.sharing.link_writer import LinkWriter, close_link
 from maitred.wire.clock import Clock
@@ -44,6 +54,8 @@ class LinkClient:
         self.end = GatewayEnd(name, random.randbytes(8).hex(), secret)
         """What the link says and hears."""
         self.on_event = on_event
+        self.notes = ClassNotes()
+        """The classes that requests have asked for, until they are submitted."""
         self.block_sizes: Sequence[int] = ()
         """The sizes of blocks, in tokens, for which the router asks prompts."""
         self.dialer = dialer
@@ -89,7 +101,8 @@ class LinkClient:
 
     def submit(self, number: int, request: Request, cost: int, memory: int = 0) -> None:
         """Ask for a slot. `memory` is the number of the memory of a request of a program."""
-        self.end.submit(number, _terms_of(request, cost, memory, self.block_sizes), self._clock.now())
+        note = self.notes.take(request.id) if self.notes.takes_notes else None
+        self.end.submit(number, _terms_of(request, cost, memory, self.block_sizes, note), self._clock.now())
         self._flush_soon()
 
     def confirm_first_byte(self, number: int) -> bool:
@@ -209,7 +222,7 @@ class LinkClient:
             elif isinstance(event, Opened):
                 log.info("%s is linked to the scheduler at %s, epoch %d", self.end.name, self.dialer.address, event.epoch)
                 self._told.clear()
-                self.problem = None
+                self.problem, self.notes.takes_notes = None, event.keeps_notes
                 self.on_changed()
                 self.on_opened()
             else:
@@ -267,7 +280,7 @@ def _ignore() -> None:
     pass
 
 
-def _terms_of(request: Request, cost: int, memory: int, block_sizes: Sequence[int]) -> RequestTerms:
+def _terms_of(request: Request, cost: int, memory: int, block_sizes: Sequence[int], note: ClassNote | None) -> RequestTerms:
     return RequestTerms(
         model=request.model,
         priority_class=request.priority_class,
@@ -287,4 +300,5 @@ def _terms_of(request: Request, cost: int, memory: int, block_sizes: Sequence[in
         instances=request.instances,
         memory=memory,
         prompt=None if memory else pack_hashes(request.prefix, block_sizes),
+        class_note=note,
     )

@@ -60,6 +60,7 @@ class RemoteScheduler(Scheduler):
         self.fleet = fleet = FleetView(config, clock)
         self.link = LinkClient(dialer, name, secret, clock, parts.client.machine.random, self._on_event)
         """The link to the scheduler."""
+        self.notes = self.link.notes
         self.link.end.has_several = dialer.has_several
         self.link.end.backends = () if fleet.may_change else [backend.url for backend in fleet.backends]
         self.link.lost_for_good = on_parent_lost
