@@ -181,7 +181,7 @@ class Soak:
         if act == "rotate":
             for name in ("decisions.jsonl", "record.csv"):
                 try:
-                    (self.folder / name).rename(self.folder / f"{name}.{self.acts[act]:04d}")
+                    (self.folder / name).rename(self.folder / f"{name}-{self.acts[act]:08d}")
                 except FileNotFoundError:
                     self.not_reopened[name] += 1
         text = "admission: {mode: nothing of the kind}" if act == "invalid reload" else settings(self.folder, self.random)
