@@ -15,4 +15,4 @@ from maitred.wire.server_framing import ServerFraming
 
 @pytest.mark.parametrize("kind", [ClientFraming, Exchange, RequestRecord, ServerFraming, UpstreamResponse])
 def test_instances_have_no_dictionary(kind: type) -> None:
-    assert not hasattr(kind.__new__(kind), "__dict__")
+    assert kind.__dictoffset__ == 0
