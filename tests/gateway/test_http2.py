@@ -164,6 +164,16 @@ def test_messages_that_nobody_reads_take_no_more_than_a_window() -> None:
     assert int.from_bytes(given_back, "big") == 60 * 16_005
 
 
+def test_a_peer_that_sends_beyond_the_window_loses_its_connection() -> None:
+    peer = Peer().start()
+    peer.open()
+    piece = frame(DATA, 0, 1, message(bytes(16_000)))
+    for _ in range(1024 * KIB // 16_005):
+        peer.http2.receive(piece)
+    with pytest.raises(Http2Error, match="more than its window"):
+        peer.http2.receive(piece)
+
+
 def test_a_message_above_the_window_comes_whole() -> None:
     peer = Peer(max_message=3 * 1024 * KIB).start()
     stream = peer.open()

@@ -148,6 +148,8 @@ class Http2Connection:
             stream.pending.clear()
             self.end(stream, _RESOURCE_EXHAUSTED, str(error))
             return
+        if stream.is_over_window:
+            raise Http2Error(FLOW_CONTROL_ERROR, "a stream has more than its window")
         if flags & _END_STREAM:
             self._end_of_input(stream)
         elif has_come:

@@ -82,6 +82,11 @@ class Http2Stream:
         del part[:at]
         return is_whole
 
+    @property
+    def is_over_window(self) -> bool:
+        """Whether the peer has sent more than it may before it is given room again."""
+        return self._debt > STREAM_WINDOW
+
     def take_credit(self) -> int:
         """Return how much room is to be given back now: half of a window at least, or nothing."""
         if self.inbox or self._debt < STREAM_WINDOW // 2:
