@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import subprocess
 from pathlib import Path
 from random import Random
 
 from fuzz_bytes import ANSWERS, POLL_ANSWERS, cut_in_pieces, mutate
-from processes import MAITRED
+from processes import MAITRED, free_ports
 
 MAX_SILENCE_SECS = 0.5
 """For which the hostile backend keeps silent at most."""
@@ -20,7 +19,7 @@ class Engine:
     """An emulated engine that generates quickly, in a process of its own; what it says goes to `log`."""
 
     def __init__(self, model: str, log: Path) -> None:
-        self.port, self.log = free_port(), log
+        self.port, self.log = free_ports(1)[0], log
         flags = ("--port", str(self.port), "--model", model, "--latency-model", "linear:5000,1,1", "--speed", "10")
         self._command = [*MAITRED, "engine", *flags]
         self.start()
@@ -60,10 +59,3 @@ async def serve_hostile(random: Random) -> asyncio.Server:
         writer.transport.abort()
 
     return await asyncio.start_server(answer, "127.0.0.1", 0)
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port

@@ -100,7 +100,7 @@ def main() -> None:
         folder.mkdir(exist_ok=True)
         log = folder / "vllm.log"
         python = args.vllm.absolute() / "bin" / "python"
-        with real_engine.run_engine(python, real_engine.free_port(), real_engine.SEQUENCES, "fcfs", FLAGS, log) as engine:
+        with real_engine.run_engine(python, processes.free_ports(1)[0], real_engine.SEQUENCES, "fcfs", FLAGS, log) as engine:
             measure(engine.url, requests(WARMUP_RATE, WARMUP_REQUESTS / WARMUP_RATE, 1))
             timelines = [folder / "low.csv", folder / "high.csv"]
             for rate, path, seed in zip((low, high), timelines, (2, 3), strict=True):

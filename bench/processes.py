@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 import resource
+import socket
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,13 @@ ANSWER_SECS = 120.0
 """Timeout of a request for a page: an overloaded gateway answers these slowly as well."""
 STOP_SECS = 15.0
 _LISTENING = re.compile(r"^maitred: gateway on (https?://[^\s,]+)", re.MULTILINE)
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports of 127.0.0.1 that are free now, all different."""
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [int(each.getsockname()[1]) for each in sockets]
 
 
 class GatewayProcess:

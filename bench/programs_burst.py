@@ -25,7 +25,6 @@ import asyncio
 import contextlib
 import json
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -39,7 +38,7 @@ from typing import TypeAlias
 import numpy as np
 
 from agents import RELEASE, Agent, AgentRun, Turn, burst, run_agents
-from processes import MAITRED, START_SECS, fetch_json, fetch_text, post
+from processes import MAITRED, START_SECS, fetch_json, fetch_text, free_ports, post
 
 NUM_ENGINES = 2
 BURST_SECS = 2.0
@@ -92,15 +91,6 @@ class Service:
                 return
             time.sleep(0.05)
         sys.exit(f"{' '.join(self._arguments)} did not start")
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports that are free now, all different."""
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 @contextlib.contextmanager

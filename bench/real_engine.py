@@ -30,7 +30,6 @@ import gc
 import json
 import os
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -358,7 +357,7 @@ async def learn(gateway: str, limit: int, secs: float) -> str:
 
 def show_learning(python: Path, secs: float) -> None:
     """Print how soon the slots of vLLM are learned, and again after it comes back with half the limit."""
-    port = free_port()
+    (port,) = processes.free_ports(1)
     with contextlib.ExitStack() as gateways:
         gateway = ""
         for limit in (SEQUENCES, SEQUENCES // 2):
@@ -380,12 +379,6 @@ def run_engine(
         yield engine
     finally:
         engine.stop()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port: int = found.getsockname()[1]
-    return port
 
 
 def measure_rounds(args: argparse.Namespace, engine: Engine, rows: Sequence[Row], secs: float) -> None:
@@ -434,7 +427,7 @@ def main() -> None:
     print("| | chats TTFT p50 / p90 / p99, ms | bulk, s | wall, s | to vLLM alone | refused | slots at the end |")
     print("|---|---|---|---|---|---|---|", flush=True)
     for policy in dict.fromkeys(row.policy for row in chosen):
-        with run_engine(python, free_port(), SEQUENCES, policy) as engine:
+        with run_engine(python, processes.free_ports(1)[0], SEQUENCES, policy) as engine:
             measure_rounds(args, engine, [row for row in chosen if row.policy == policy], secs)
     if not args.no_learning:
         show_learning(python, min(12.0, secs))

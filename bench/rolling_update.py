@@ -16,7 +16,6 @@ import contextlib
 import json
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -28,7 +27,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from processes import MAITRED, run_mock_engines
+from processes import MAITRED, free_ports, run_mock_engines
 
 SETTLE_SECS, DRAIN_SECS, START_SECS = 3.0, 20.0, 30.0
 NUM_GATEWAYS, NUM_CLIENTS = 3, 16
@@ -130,7 +129,7 @@ class Gateway:
 @contextlib.contextmanager
 def _balancer(name: str, ports: Sequence[int], folder: Path) -> Iterator[int]:
     """Run a balancer before gateways. Yields its port."""
-    port = _free_port()
+    port = free_ports(1)[0]
     if name == "nginx":
         servers, config, flag = " ".join(f"server 127.0.0.1:{each};" for each in ports), NGINX, "-c"
     else:
@@ -149,17 +148,11 @@ def _balancer(name: str, ports: Sequence[int], folder: Path) -> Iterator[int]:
             process.terminate()
 
 
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
 async def play(name: str, secs_between: float) -> Counter[str]:
     """Update three gateways behind a balancer, and end one of them. Return what clients have got."""
     outcomes, over = Outcomes(), asyncio.Event()
     with run_mock_engines(0.02, [("m", 64)]) as engines, tempfile.TemporaryDirectory() as folder:
-        gateways = [Gateway(engines[0], _free_port(), Path(folder) / f"{number}.log") for number in range(NUM_GATEWAYS)]
+        gateways = [Gateway(engines[0], free_ports(1)[0], Path(folder) / f"{number}.log") for number in range(NUM_GATEWAYS)]
         try:
             for gateway in gateways:
                 await gateway.start()

@@ -15,7 +15,6 @@ import argparse
 import os
 import random
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -77,14 +76,6 @@ def write_clients(path: Path, seconds: float, seed: int) -> None:
     path.write_text("arrival_secs,class,prompt_tokens,output_tokens,tenant,program,think_secs\n" + "".join(lines))
 
 
-def free_ports(count: int) -> list[int]:
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in held]
-    for each in held:
-        each.close()
-    return ports
-
-
 @contextmanager
 def running(*arguments: str, log: Path) -> Iterator[None]:
     with log.open("ab") as out, subprocess.Popen([*processes.MAITRED, *arguments], stdout=out, stderr=out) as process:
@@ -112,7 +103,7 @@ def live(folder: Path, rules: str, clients: Path, workers: int, slots: int) -> t
     """Serve the clients once under `rules`, before fresh engines. Return the log and the record."""
     folder.mkdir()
     (folder / "rules.yaml").write_text(rules)
-    first, second, port = free_ports(3)
+    first, second, port = processes.free_ports(3)
     engine = ("engine", "--max-num-seqs", str(SLOTS), "--latency-model", STEPS, "--port")
     backends = [flag for each in (first, second) for flag in ("--backend", f"http://127.0.0.1:{each}")]
     log, record, said = folder / "decisions.jsonl", folder / "record.csv", folder / "said"

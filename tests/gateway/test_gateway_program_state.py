@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import signal
-import socket
 import sqlite3
 import sys
 import threading
@@ -25,6 +24,7 @@ from maitred.files import background_writer
 from maitred.files.background_writer import BackgroundWriter, BatchSource
 from maitred.programs import ProgramKey, ProgramPhase
 from maitred.scheduler.programs.store import ProgramStore, StateChanges, StoredProgram
+from ports import free_ports
 
 SRC = Path(__file__).parents[2] / "src"
 
@@ -370,12 +370,6 @@ class Client:
         return answer
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
 def drains(path: Path) -> list[str]:
     """Return the drained backends in a file."""
     with closing(sqlite3.connect(path)) as connection:
@@ -447,7 +441,7 @@ def test_a_gateway_that_is_killed_loses_no_program(tmp_path: Path, kill_after: f
     """Kill -9 in the middle of requests; the next process knows the programs, and their clients' next requests go on."""
 
     async def scenario() -> None:
-        state, port = tmp_path / "programs.sqlite", free_port()
+        state, (port,) = tmp_path / "programs.sqlite", free_ports(1)
         first, second = Backend(small), Backend(small)
         for backend in (first, second):
             await backend.start()

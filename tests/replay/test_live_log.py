@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ import msgspec
 from maitred.files.rotated import in_order, read_lines
 from maitred.replay import ROOMS
 from maitred.replay.verify import Verifier
+from ports import free_ports
 
 NUM_REQUESTS = 2000
 MAITRED = (sys.executable, "-m", "maitred")
@@ -35,14 +35,6 @@ admission:
     system: {reserved_floor: 0, reserved_per_slot: 0}
     bulk: {queue_size: %d, queue_timeout_secs: 0.1, starvation_threshold_secs: 0.05}
 """
-
-
-def free_ports(count: int) -> list[int]:
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in held]
-    for each in held:
-        each.close()
-    return ports
 
 
 @contextmanager

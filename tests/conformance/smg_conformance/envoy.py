@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from maitred.scheduler.interface import LinkAddress
 from maitred.scheduler.sharing.elections.election import SoleScheduler, Term
 from maitred.wire import server
 from maitred.wire.machine import Machine
+from ports import free_ports
 
 from .client import Wanted, ask
 from .gateway import _LOG, POLL_SECS, START_SECS, ClusterGateway, Gateway, _application
@@ -54,7 +54,7 @@ async def behind_envoy(arguments: Sequence[str], key: str | None) -> AsyncIterat
     alone = _application(arguments, log, Machine())
     picker = _picker(alone)
     async with server.running_server(picker, drain_secs=0) as pages:
-        port = _free_port()
+        (port,) = free_ports(1)
         assert picker.grpc is not None
         plan = EnvoyPlan(
             backends=alone.config.backends,
@@ -95,9 +95,3 @@ async def _until_asked(url: str) -> None:
                 if (await ask(url, Wanted("PUT", "/v1/chat/completions", []))).status == 405:
                     return
             await asyncio.sleep(POLL_SECS)
-
-
-def _free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind((_HERE, 0))
-        return int(taken.getsockname()[1])
