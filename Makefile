@@ -1,6 +1,6 @@
 # make run    starts the demo (everything it needs is set up in .venv first); ARGS="--seconds 20 --quiet" are passed on
 # make test   runs the test suite; ARGS="-k admission" are passed on
-# make check  lint, types (of the Python in docs/ and examples/plugins too), import contracts, and whether the tables of docs/ are what the code says
+# make check  lint, types (of the Python in docs/ and examples/plugins too), import contracts, the docs as a site, and whether the tables of docs/ are what the code says
 # make docs   the tables and counts in README.md and docs/ that follow from the code, written anew
 # make site   the documentation as a site, in build/site
 # make compile  the wheel with compiled modules (MAITRED_COMPILE=1 pip install .), in build/compiled beside the sources in .venv;
@@ -42,6 +42,7 @@ check: $(VENV)/.installed-dev
 	@rm -rf build/docs_python && $(BIN)/python tools/docs.py --python build/docs_python
 	$(BIN)/mypy build/docs_python/*.py examples/plugins/*.py
 	$(BIN)/lint-imports
+	@$(BIN)/python tools/site.py
 	$(BIN)/python tools/docs.py --check
 
 docs: $(VENV)/.installed-dev

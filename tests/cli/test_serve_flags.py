@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from maitred.cli import main, serve
+from maitred.cli import main, scheduler, serve
 from maitred.cli.config_flags import SERVE as SERVE_FLAGS
 from maitred.cli.flags import command
 from maitred.cli.made_gateway import default_state
@@ -150,6 +150,15 @@ def test_smgs_retries_and_circuit_breaker_by_its_flags(monkeypatch: pytest.Monke
     )
     off = served_with(monkeypatch, *BACKEND, "--disable-circuit-breaker", "--disable-retries")
     assert (off.ejection.enabled, off.max_attempts) == (False, 1)
+
+
+def test_a_scheduler_has_every_flag_of_a_gateway_that_is_not_about_connections_of_clients() -> None:
+    clients = "host port workers data_plane sse_keepalive_secs record otlp_traces_endpoint trace_sample_ratio cors_origin"
+    link = "scheduler degraded degraded_after_secs wait_keepalive profile profile_dir"  # a gateway sees each answer
+    of_schedulers = "listen advertise ext_proc ext_proc_tls_cert ext_proc_tls_key election lease_secs"
+    serve_flags, scheduler_flags = set(run.parameters), set(scheduler.run.parameters)
+    assert serve_flags - scheduler_flags == {*clients.split(), *link.split()}
+    assert scheduler_flags - serve_flags == {*of_schedulers.split()}
 
 
 @pytest.mark.parametrize(

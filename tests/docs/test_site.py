@@ -1,6 +1,6 @@
 """The site: every page is in its navigation, every link leads to a page, and what is written about releases has one number.
 
-Zensical itself, which `make site` runs, is not in the environment of the tests; it finds anchors that are not there."""
+`make check` builds it as well, with Zensical, which finds anchors that are not there."""
 
 from __future__ import annotations
 

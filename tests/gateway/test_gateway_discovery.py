@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from scripted_source import SCRIPT, Script
+from shared_world import shared_world
 from world import ANSWER, Backend, GatedAnswer, GatewayWorld, run, world
 
 from maitred.core.units import SECOND
@@ -290,5 +291,27 @@ def test_the_objectives_that_a_source_knows_say_the_classes_of_requests(script: 
                 "default": 1,
                 "bulk": 1,
             }
+
+    run(scenario())
+
+
+def test_gateways_behind_a_scheduler_are_told_of_the_objectives(script: Script) -> None:
+    async def scenario() -> None:
+        script.know(chat=10, night=-1)
+        priorities = {"objective_priorities": {"interactive": 10, "default": 0, "bulk": -100}}
+        async with shared_world(discover=("scripted_source:Scripted",), admission=priorities) as w:
+            told = [gateway.scheduler.objectives for gateway in w.gateways]
+            await w.wait_until(lambda: told == [{"chat": 10, "night": -1}] * 3)
+            for number in range(3):
+                await w.request(at=number, x_gateway_inference_objective="chat")
+            await w.request(x_gateway_inference_objective="night")
+            script.know(night=10)
+            await w.wait_until(lambda: told == [{"night": 10}] * 3)
+            await w.request(x_gateway_inference_objective="chat")
+            await w.request(x_gateway_inference_objective="night")
+            await w.wait_until_idle()
+            views = w.scheduler.admission.core.class_views()
+            admitted = {c.label: view.admitted for c, view in views.items() if view.admitted}
+            assert admitted == {"interactive": 4, "default": 1, "bulk": 1}
 
     run(scenario())

@@ -13,7 +13,7 @@
     check, listings, traces                 `check`; `policies`, `formats` and `models`; `convert`
     config_flags                            a row for each flag that stands for a key: its key and its aliases
     flags                                   the type, default and help of a flag, from its key; what a shell offers
-    shared_flags, program_flags, smg_flags  flags that stand for no single key
+    shared_flags, program_flags, smg_flags  flags that stand for no single key; live_flags: those of `serve` and `scheduler`
     usage                                   the short help, and errors about flags in our words
     outputs, terminal                       files that a run writes; what a terminal can show
 

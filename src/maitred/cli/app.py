@@ -89,7 +89,7 @@ class _LazyCommands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, _, rest = super().resolve_command(ctx, args)
-        if name == "serve":
+        if name in ("serve", "scheduler"):
             rest = spread_values(rest)
         if ALL_HELP in rest:
             return name, command_named(str(name)), ["--help"]

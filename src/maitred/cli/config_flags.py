@@ -44,18 +44,32 @@ LIVE_PROGRAMS: Final = FlagGroup(
     KeyFlag("programs.backend_type", "TYPE"),
     KeyFlag("programs.metrics"),
     KeyFlag("programs.metrics_interval_secs", "SECS", name="--metrics-interval"),
-    KeyFlag("programs.wait_keepalive_secs", "SECS", name="--wait-keepalive"),
-    KeyFlag("programs.profile"),
-    KeyFlag("programs.profile_dir", "FOLDER"),
     KeyFlag("programs.state", "FILE"),
 )
-"""Of `maitred serve` alone."""
+"""Of `maitred serve` and `maitred scheduler`."""
 SERVER: Final = FlagGroup(
     "Server",
     KeyFlag("gateway.host", "HOST"),
     KeyFlag("gateway.port", "PORT"),
     KeyFlag("gateway.workers", "N"),
     KeyFlag("gateway.data_plane", "NAME"),
+    KeyFlag("gateway.sse_keepalive_secs", "SECS"),
+    KeyFlag("gateway.record", "FILE"),
+    KeyFlag("gateway.otel.endpoint", "URL", name="--otlp-traces-endpoint"),
+    KeyFlag("gateway.otel.sample_ratio", "SHARE", name="--trace-sample-ratio"),
+)
+"""Of `maitred serve` alone, as are these:"""
+CLIENTS: Final = (
+    FlagGroup(
+        PROGRAMS.panel,
+        KeyFlag("programs.wait_keepalive_secs", "SECS", name="--wait-keepalive"),
+        KeyFlag("programs.profile"),
+        KeyFlag("programs.profile_dir", "FOLDER"),
+    ),
+    FlagGroup("Clients and tenants", KeyFlag("gateway.cors_origins", "ORIGIN", name="--cors-origin")),
+)
+PROCESS: Final = FlagGroup(
+    SERVER.panel,
     KeyFlag("scheduler.pages_host", "HOST"),
     KeyFlag("scheduler.pages_port", "PORT"),
     KeyFlag("gateway.tls_cert", "FILE"),
@@ -67,19 +81,16 @@ SERVER: Final = FlagGroup(
     KeyFlag("gateway.admin_tls_cert", "FILE"),
     KeyFlag("gateway.admin_tls_key", "FILE"),
     KeyFlag("gateway.max_body_bytes", "BYTES"),
-    KeyFlag("gateway.sse_keepalive_secs", "SECS"),
     KeyFlag("gateway.drain_secs", "SECS", alias="--shutdown-grace-period-secs"),
     KeyFlag("gateway.settle_secs", "SECS", alias="--shutdown-delay-secs"),
     KeyFlag("gateway.keep_alive_secs", "SECS"),
     KeyFlag("gateway.decision_log", "FILE"),
     KeyFlag("gateway.shadow", "FILE"),
-    KeyFlag("gateway.record", "FILE"),
     KeyFlag("gateway.access_log"),
-    KeyFlag("gateway.otel.endpoint", "URL", name="--otlp-traces-endpoint"),
-    KeyFlag("gateway.otel.sample_ratio", "SHARE", name="--trace-sample-ratio"),
     KeyFlag("gateway.log_level", "LEVEL"),
     KeyFlag("gateway.log_format", "FORMAT"),
 )
+"""Of `maitred serve` and `maitred scheduler`: what every process that decides has."""
 GATEWAY_ADMISSION: Final = FlagGroup(
     "Admission: which requests may be in flight",
     KeyFlag("admission.mode", "MODE", name="--admission"),
@@ -98,10 +109,9 @@ LEGACY_ADMISSION: Final = FlagGroup(
     KeyFlag("admission.legacy.queue_timeout_secs", "SECS"),  # the keys of classes have no flags
 )
 CALLERS: Final = FlagGroup(
-    "Clients and tenants",
+    CLIENTS[1].panel,
     KeyFlag("gateway.api_key", "KEY"),
     KeyFlag("gateway.keys_file", "FILE"),
-    KeyFlag("gateway.cors_origins", "ORIGIN", name="--cors-origin"),
     KeyFlag("gateway.trust_tenant_header"),
     KeyFlag("gateway.tenant_header_name", "NAME"),
     KeyFlag("gateway.tenant_metric_top_n", "N", alias="--priority-scheduler-tenant-metric-top-n"),
@@ -145,20 +155,11 @@ SCHEDULER: Final = FlagGroup(
     KeyFlag("scheduler.ext_proc", "ADDRESS"),
     KeyFlag("scheduler.ext_proc_tls_cert", "FILE"),
     KeyFlag("scheduler.ext_proc_tls_key", "FILE"),
-    KeyFlag("scheduler.pages_host", "HOST"),
-    KeyFlag("scheduler.pages_port", "PORT"),
     KeyFlag("scheduler.election", "URL"),
     KeyFlag("scheduler.lease_secs", "SECS"),
     *_LINK,
 )
-"""Of `maitred scheduler`. Its gateways and its backends are those of the configuration."""
-SCHEDULER_LOG: Final = FlagGroup(
-    SCHEDULER.panel,
-    KeyFlag("gateway.decision_log", "FILE"),
-    KeyFlag("gateway.shadow", "FILE"),
-    KeyFlag("gateway.log_level", "LEVEL"),
-    KeyFlag("gateway.log_format", "FORMAT"),
-)
+"""Of `maitred scheduler` alone."""
 ENVOY: Final = FlagGroup(
     "Envoy",
     KeyFlag("gateway.backends", "URL", name="--backend"),
@@ -170,8 +171,11 @@ ENVOY: Final = FlagGroup(
     KeyFlag("gateway.max_body_bytes", "BYTES"),
 )
 """Of `maitred envoy-config`."""
-SERVE: Final = (BACKENDS, PROGRAMS, LIVE_PROGRAMS, SERVER, LINKED, GATEWAY_ADMISSION, LEGACY_ADMISSION, FLOW_CONTROL, CALLERS)
+_DECIDING: Final = (GATEWAY_ADMISSION, LEGACY_ADMISSION, FLOW_CONTROL, CALLERS)
+SERVE: Final = (BACKENDS, PROGRAMS, LIVE_PROGRAMS, SERVER, PROCESS, LINKED, *_DECIDING, *CLIENTS)
 """Of `maitred serve`. SMG's flags work under their names."""
+SCHEDULE: Final = (SCHEDULER, BACKENDS, PROGRAMS, LIVE_PROGRAMS, PROCESS, *_DECIDING)
+"""Of `maitred scheduler`: those of `maitred serve` but for what only a process has that clients connect to, and its own."""
 
 ENGINE: Final = FlagGroup(
     "Server",

@@ -5,18 +5,16 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from maitred import __version__
 from maitred.cli import hangup_came
-from maitred.cli.config_flags import BACKENDS, GATEWAY_ADMISSION, LEGACY_ADMISSION, SCHEDULER, SCHEDULER_LOG
-from maitred.cli.flags import SWITCH, command, flag
+from maitred.cli.config_flags import SCHEDULE
+from maitred.cli.flags import command
+from maitred.cli.live_flags import FLAG_NAMES, LiveFlags, live_values
 from maitred.cli.made_gateway import this_machine
-from maitred.cli.serve import load_to_serve, log_warnings, reloaded_settings, values_of
-from maitred.cli.smg_flags import SmgFlags
+from maitred.cli.serve import load_to_serve, log_warnings, reloaded_settings
 from maitred.cli.terminal import raise_file_limit
 
 if TYPE_CHECKING:
@@ -27,21 +25,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("maitred.gateway")
 
 
-@dataclass(frozen=True, kw_only=True)
-class SchedulerFlags(SmgFlags):
-    """The flags that stand for no single key."""
-
-    config: Annotated[Path | None, flag(SCHEDULER.panel, "A YAML file, as `maitred serve` takes it; flags win.", "FILE")] = None
-    strict_config: Annotated[
-        bool | None, flag(SCHEDULER.panel, "Refuse to start with a configuration that is wrong.", SWITCH)
-    ] = None
-    admission_config: Annotated[
-        Path | None, flag(GATEWAY_ADMISSION.panel, "The section admission as a YAML file: SMG's is one.", "FILE")
-    ] = None
-
-
-@command(SchedulerFlags, SCHEDULER, BACKENDS, GATEWAY_ADMISSION, LEGACY_ADMISSION, SCHEDULER_LOG)
-def run(flags: SchedulerFlags) -> None:
+@command(LiveFlags, *SCHEDULE)
+def run(flags: LiveFlags) -> None:
     """Schedule for gateways that are processes of their own (`maitred serve --scheduler`): admission, routing, polls.
 
     Several of them elect the one that leads (--election), and the others stand by. Its pages (/ready, /metrics, /maitred/state)
@@ -54,8 +39,8 @@ def run(flags: SchedulerFlags) -> None:
         file=flags.config,
         admission_file=flags.admission_config,
         env=dict(os.environ),
-        flags=values_of(flags),
-        flag_names=run.flag_names,
+        flags=live_values(flags),
+        flag_names={**run.flag_names, **FLAG_NAMES},
     )
     loaded = load_to_serve(sources, strict=bool(flags.strict_config))
     with log_to_stderr(loaded.config.gateway) as output:

@@ -7,16 +7,14 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from maitred import __version__
 from maitred.cli import hangup_came
-from maitred.cli.config_flags import BACKENDS, CALLERS, FLOW_CONTROL, GATEWAY_ADMISSION, LINKED, SERVE, SERVER
-from maitred.cli.flags import SWITCH, command, flag, set_value
+from maitred.cli.config_flags import LINKED, SERVE
+from maitred.cli.flags import command, flag
+from maitred.cli.live_flags import FLAG_NAMES, LiveFlags, live_values
 from maitred.cli.made_gateway import make_gateway, this_machine
-from maitred.cli.program_flags import PROGRAM_FLAG_NAMES
-from maitred.cli.smg_flags import SmgFlags, smg_values
 from maitred.cli.terminal import exit_if_any, raise_file_limit
 from maitred.core.errors import ConfigError
 from maitred.core.printing import printable
@@ -35,12 +33,9 @@ PORT_KEYS = "gateway.port or gateway.admin_port"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeFlags(SmgFlags):
+class ServeFlags(LiveFlags):
     """The flags that stand for no single key."""
 
-    backends: Annotated[
-        str | None, flag(BACKENDS.panel, "Base URLs separated by commas, beside those of --backend.", "URL,...")
-    ] = None
     scheduler: Annotated[
         str | None,
         flag(
@@ -48,23 +43,6 @@ class ServeFlags(SmgFlags):
             "Ask the scheduler at this address, or that one of several which leads; or the URL of their election.",
             "ADDRESS,...",
         ),
-    ] = None
-    config: Annotated[Path | None, flag(SERVER.panel, "A YAML file; flags win over it.", "FILE")] = None
-    strict_config: Annotated[bool | None, flag(SERVER.panel, "Refuse to start with a configuration that is wrong.", SWITCH)] = (
-        None
-    )
-    flow_control: Annotated[bool | None, flag(FLOW_CONTROL.panel, "The same as --admission flow-control.", SWITCH)] = None
-    admission_config: Annotated[
-        Path | None,
-        flag(
-            GATEWAY_ADMISSION.panel,
-            "The section admission as a YAML file: SMG's is one.",
-            "FILE",
-            alias="--priority-scheduler-config",
-        ),
-    ] = None
-    tenant_api_key: Annotated[
-        list[str] | None, flag(CALLERS.panel, "A key of one tenant, or sha256:HEX. Repeatable.", "ID:KEY")
     ] = None
 
 
@@ -83,12 +61,7 @@ def run(flags: ServeFlags) -> None:
         admission_file=flags.admission_config,
         env=dict(os.environ),
         flags=values_of(flags),
-        flag_names={
-            **run.flag_names,
-            **PROGRAM_FLAG_NAMES,
-            "gateway.tenant_api_keys": "--tenant-api-key",
-            "scheduler.addresses": "--scheduler",
-        },
+        flag_names={**run.flag_names, **FLAG_NAMES, "scheduler.addresses": "--scheduler"},
     )
     loaded = load_to_serve(sources, strict=bool(flags.strict_config))
     with log_to_stderr(loaded.config.gateway) as output:
@@ -177,32 +150,15 @@ def num_workers(workers: int | str) -> int:
     return min(usable, MAX_WORKERS)
 
 
-def values_of(flags: SmgFlags) -> dict[str, object]:
+def values_of(flags: ServeFlags) -> dict[str, object]:
     """Return the values of keys that `flags` give. Raises ConfigError for contradictions, and for a key that is no ID:KEY."""
-    values = smg_values(flags)
-    if isinstance(flags, ServeFlags):
-        _add_lists(values, flags)
+    values = live_values(flags)
+    if flags.scheduler:
+        values["scheduler.addresses"] = [each.strip() for each in _addresses(flags.scheduler)]
     workers = values.get("gateway.workers")
     if isinstance(workers, str) and workers.isdecimal():  # The flag takes text, because `auto` is one of its values.
         values["gateway.workers"] = int(workers)
-    max_class = values.get("admission.default_max_class")
-    if isinstance(max_class, str):  # SMG reads it as it reads the header
-        values["admission.default_max_class"] = max_class.strip().lower()
     return values
-
-
-def _add_lists(values: dict[str, object], flags: ServeFlags) -> None:
-    """Add the values of the flags of `maitred serve` that stand for no single key."""
-    if flags.backends:
-        urls = [url.strip() for url in flags.backends.split(",")]
-        given = values.get("gateway.backends")
-        values["gateway.backends"] = [*(given if isinstance(given, list) else []), *filter(None, urls)]
-    if flags.scheduler:
-        values["scheduler.addresses"] = [each.strip() for each in _addresses(flags.scheduler)]
-    if flags.tenant_api_key:
-        values["gateway.tenant_api_keys"] = _tenant_keys(flags.tenant_api_key)
-    if flags.flow_control:
-        set_value(values, "admission.mode", "flow-control", "--flow-control", "--admission")
 
 
 def _addresses(given: str) -> Sequence[str]:
@@ -210,17 +166,6 @@ def _addresses(given: str) -> Sequence[str]:
     from maitred.scheduler.link_config import is_election
 
     return [given] if is_election(given) else given.split(",")
-
-
-def _tenant_keys(given: Sequence[str]) -> dict[str, list[str]]:
-    """Return the keys by tenant. No error message repeats a key."""
-    keys: dict[str, list[str]] = {}
-    for pair in given:
-        tenant, colon, key = pair.partition(":")
-        if not (tenant and colon and key):
-            raise ConfigError("this is no ID:KEY", where="--tenant-api-key", hint="as in --tenant-api-key acme:KEY")
-        keys.setdefault(tenant, []).append(key)
-    return keys
 
 
 def load_to_serve(sources: ConfigSources, *, strict: bool) -> LoadedConfig:

@@ -51,6 +51,11 @@ USUAL_FLAGS: Final[Mapping[str, tuple[str, ...]]] = {
         *("--backend", "--slots-per-backend", "--routing-policy", "--host", "--port", "--config", "--admission"),
         *("--admission-config", "--api-key", "--tenant-api-key", "--decision-log", "--record"),
     ),
+    "scheduler": (
+        *("--listen", "--ext-proc", "--pages-host", "--pages-port", "--election", "--lease-secs", "--name"),
+        *("--link-secret-file", "--backend", "--discover", "--slots-per-backend", "--routing-policy", "--config"),
+        *("--admission", "--admission-config", "--decision-log"),
+    ),
     "engine": ("--port", "--host", "--model", "--output-tokens", "--speed", "--config", *_INSTANCE, "--enable-prefix-caching"),
 }
 """The flags in the short help, by command and each by its first name."""

@@ -174,7 +174,7 @@ class Gateway(App):
             programs=settings.programs,
             further_keys=self._key_sources,
             notes=self.scheduler.notes or self.decisions,
-            objectives={} if self.scheduler.discovery is None else self.scheduler.discovery.objectives,
+            objectives=self.scheduler.objectives,
         )
         self._proxy = Proxy(
             config=config,

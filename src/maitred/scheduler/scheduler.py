@@ -68,6 +68,8 @@ class Scheduler:
     """How many slots there are and why, where that is decided by this process."""
     discovery: Discovery | None = None
     """What finds backends, or None if another process does."""
+    objectives: Mapping[str, int]
+    """The priorities of the objectives that discovery knows, by name; always the same object."""
     program_parts: ProgramParts | None = None
     """What decides about programs, or None if requests are routed one by one, or another process decides."""
     notes: NoteTaker | None = None
@@ -149,6 +151,7 @@ class LocalScheduler(Scheduler):
         self.discovery = self._discovery = Discovery(
             config, fleet, client.machine, wants_objectives=bool(parts.admission.objective_priorities)
         )
+        self.objectives = self._discovery.objectives
         fleet.on_added += [self.watch.add, self._slot_learning.add]
         fleet.on_removed += [self.watch.remove, self._slot_learning.remove, lambda backend: client.forget(backend.origin)]
 

@@ -6,7 +6,7 @@ own process. What it counts stands on the pages of the scheduler.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -51,8 +51,6 @@ class PickerParts:
     access_log: AccessLog | None
     further_keys: Sequence[FurtherKeys]
     machine: Machine
-    objectives: Mapping[str, int]
-    """The priorities of the objectives that discovery finds."""
 
 
 class EndpointPicker:
@@ -82,7 +80,7 @@ class EndpointPicker:
             reads_answers=False,
             eligible=self._eligible,
             further_keys=parts.further_keys,
-            objectives=parts.objectives,
+            objectives=parts.scheduler.objectives,
         )
         self._attempts = PickedAttempts(config, parts.scheduler, self._endpoints, parts.counters, machine)
         self._proxy = Proxy(

@@ -100,5 +100,4 @@ class PickerScheduler(SchedulerGateway):
             access_log=self._outputs.access_log,
             further_keys=self._key_sources,
             machine=self.machine,
-            objectives={} if self.scheduler.discovery is None else self.scheduler.discovery.objectives,
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, Protocol
 
 from maitred.core.errors import ConfigError
@@ -94,6 +94,8 @@ class Discovery:
         self.machine, self.wants_objectives = machine, wants_objectives
         self.objectives: dict[str, int] = {}
         """The priorities of all objectives that sources know, by name; it is always the same dictionary."""
+        self.on_other_objectives: Callable[[], object] = _ignore
+        """Called when there are others."""
         self._objectives_of: dict[str, Mapping[str, int]] = {}
         self._fleet, self._clock = fleet, machine.clock
         self._core = BackendSet(config.discovery)
@@ -199,6 +201,7 @@ class Discovery:
         self.objectives.clear()
         for known in self._objectives_of.values():
             self.objectives.update(known)
+        self.on_other_objectives()
 
     async def _run(self, state: SourceState, source: BackendSource) -> None:
         teller = _Teller(self, state)
@@ -230,6 +233,10 @@ class Discovery:
                 case ChangeKind.FORGET:
                     self._fleet.forget_when_idle(change.url)
         self._timer.set_to(self._core.next_deadline())
+
+
+def _ignore() -> None:
+    pass
 
 
 def _listed_by(sources: Sequence[str]) -> str:

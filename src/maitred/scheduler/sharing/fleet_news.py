@@ -1,8 +1,9 @@
-"""What a scheduler tells its gateways without being asked: how the backends are, and how the slots are shared."""
+"""What a scheduler tells its gateways without being asked: how the backends are, how the slots are shared, and which
+objectives discovery knows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -12,15 +13,16 @@ from maitred.scheduler.backends.fleet_view import FleetView
 from maitred.scheduler.link.gateway_books import GatewayId
 from maitred.scheduler.link.messages import BackendNews, Fleet, Note
 from maitred.scheduler.link.scheduler_end import SchedulerEnd
-from maitred.scheduler.sharing.shares import SHARES, Shares
+from maitred.scheduler.sharing.shares import OBJECTIVES, SHARES, Shares
 
 
 class FleetNews:
     """Tells gateways of changes, in one message for all that have come in a turn of the loop."""
 
-    def __init__(self, fleet: FleetView, flush_soon: Callable[[], object]) -> None:
-        """`flush_soon` has `tell` called, and written what was said."""
-        self._fleet, self._flush_soon = fleet, flush_soon
+    def __init__(self, fleet: FleetView, objectives: Mapping[str, int], flush_soon: Callable[[], object]) -> None:
+        """`objectives` are always those that are known now. `flush_soon` has `tell` called, and written what was said."""
+        self._fleet, self._objectives, self._flush_soon = fleet, objectives, flush_soon
+        self._have_objectives_changed = False
         self._is_due = True
         """Whether something may have changed."""
         self._last, self._last_shares = Fleet([]), Shares()
@@ -37,6 +39,11 @@ class FleetNews:
         self._is_due = True
         self._flush_soon()
 
+    def note_objectives(self) -> None:
+        """Note that gateways have to be told of other objectives."""
+        self._have_objectives_changed = True
+        self.note()
+
     def tell(self, end: SchedulerEnd, now: Micros) -> None:
         """Tell the gateways at `end` what has changed."""
         if not self._is_due:
@@ -50,11 +57,18 @@ class FleetNews:
         if shares != self._last_shares:
             self._last_shares = shares
             end.tell(_note_of(shares))
+        if self._have_objectives_changed:
+            self._have_objectives_changed = False
+            end.tell(self._objectives_note())
 
     def tell_all(self, end: SchedulerEnd, gateway: GatewayId) -> None:
         """Tell a gateway that has come what the others have been told."""
         end.tell(self._last, gateway)
         end.tell(_note_of(self._last_shares), gateway)
+        end.tell(self._objectives_note(), gateway)
+
+    def _objectives_note(self) -> Note:
+        return Note(OBJECTIVES, 0, msgspec.msgpack.encode(self._objectives))
 
 
 def _note_of(shares: Shares) -> Note:

@@ -13,9 +13,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from random import Random
+from types import MappingProxyType
 from typing import Any, Final, cast
 
 from maitred.core.decisions import DecisionLog
@@ -57,10 +58,12 @@ class SchedulerHost:
         programs: RealTimePrograms | None = None,
         lease: Micros = GATEWAY_LEASE,
         notes: DecisionLog | None = None,
+        objectives: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         """`make_placer` is given this host, and a task that lasts as long as it. `random` draws what no other process may draw.
         `programs` decides about agent programs, if there are any. `lease`: how long a gateway may start requests after a beat,
-        µs. `notes` is told which class each request has asked for, if there is a log. Made inside the loop that it runs in."""
+        µs. `notes` is told which class each request has asked for, if there is a log. `objectives` are always those that are
+        known. Made inside the loop that it runs in."""
         self._random = random
         self._clock: Clock = admission.clock
         self._connections: dict[ConnectionId, HostConnection] = {}
@@ -82,7 +85,7 @@ class SchedulerHost:
         """Called when a gateway may be connected no more."""
         self._programs = None if programs is None else HostedPrograms(programs, self._next_request, self.flush_soon)
         self._watching = asyncio.create_task(self._watch_orphans())
-        self.news = FleetNews(fleet, self.flush_soon)
+        self.news = FleetNews(fleet, objectives, self.flush_soon)
         """What gateways are told of the backends."""
         placer = make_placer(self, self._watching)
         self.end = SchedulerEnd(

@@ -37,11 +37,13 @@ class HostedScheduler(LocalScheduler):
             programs=self.programs,
             lease=lease,
             notes=self._decisions,
+            objectives=self.objectives,
         )
         if self.program_parts is not None:
             host.on_term = self.program_parts.begin_term
             self.program_parts.follow(lambda: host.leadership.epoch is not None)
         self.fleet.observe(host.news)
+        self._discovery.on_other_objectives = host.news.note_objectives
         return host
 
     def _begin_programs(self, parts: ProgramParts) -> None:

@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Final
 
+import msgspec
+
 from maitred.admission import Admission, AdmissionConfig
 from maitred.core.request import RequestId
 from maitred.programs import Programs, ProgramsConfig
@@ -86,6 +88,7 @@ class RemoteScheduler(Scheduler):
         self.link.on_changed = self.unlinked.note_link
         self._routed = RemotePlacement(fleet, remote, self.router)
         self._of_program = RemoteProgramPlacement(fleet, remote)
+        self.objectives = self._objectives = dict[str, int]()
         self.on_note: Callable[[Note], object] | None = None
         """Called with the notes of the scheduler."""
         self._fallback: str | None = None
@@ -154,14 +157,21 @@ class RemoteScheduler(Scheduler):
                 self._remote_programs.on_memory(event)
             case Abandoned():
                 self._abandon(event.request)
-            case Note(kind=shares.SHARES):
-                self.unlinked.take_shares(event.payload)
             case Note():
-                if self.on_note is not None:
-                    self.on_note(event)
+                self._take_note(event)
             case FleetTold():
                 self.mirror.take_over(event.backends)
                 self.link.end.backends = [news.url for news in event.backends]
+
+    def _take_note(self, note: Note) -> None:
+        if note.kind == shares.SHARES:
+            self.unlinked.take_shares(note.payload)
+        elif note.kind == shares.OBJECTIVES:
+            told = msgspec.msgpack.decode(note.payload, type=dict[str, int])
+            self._objectives.clear()
+            self._objectives.update(told)
+        elif self.on_note is not None:
+            self.on_note(note)
 
     def _abandon(self, number: int) -> None:
         """Take a request away from its backend, if nothing of its answer has gone to the client."""
