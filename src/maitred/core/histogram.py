@@ -57,6 +57,10 @@ class Histogram:
         self._counts[bisect_left(self._bounds, value)] += 1
         self.total += value
 
+    def bucket_of(self, value: Micros) -> int:
+        """Return the number of the bucket in which a value is counted, from 0."""
+        return bisect_left(self._bounds, value)
+
     def bound_of(self, share: float) -> Micros:
         """Return the smallest upper bound below which at least `share` of the values lie; twice the last bound if none is so
         large, 0 without values."""

@@ -20,6 +20,8 @@ from maitred.gateway.admin.page_bodies import named_backend, read_page_body
 from maitred.gateway.admin.reload import ConfigReloader
 from maitred.gateway.intake.request_intake import RequestIntake
 from maitred.gateway.observe.metrics import GatewayCollector
+from maitred.gateway.observe.openmetrics import CONTENT_TYPE as OPENMETRICS
+from maitred.gateway.observe.openmetrics import prefers_openmetrics
 from maitred.gateway.observe.shared_page import SharedPages, write_json
 from maitred.gateway.observe.state import GatewayState
 from maitred.gateway.observe.state_snapshots import StateSnapshots
@@ -225,7 +227,10 @@ class AdminEndpoints:
         send_json(exchange, 200, {"workers": loads})
 
     async def _metrics(self, exchange: Exchange, viewer: Viewer) -> None:
-        send_bytes(exchange, 200, await self._collector.render(viewer), b"text/plain; version=0.0.4; charset=utf-8")
+        if prefers_openmetrics(exchange.get_header(b"accept")):
+            send_bytes(exchange, 200, await self._collector.render(viewer, as_openmetrics=True), OPENMETRICS)
+        else:
+            send_bytes(exchange, 200, await self._collector.render(viewer), b"text/plain; version=0.0.4; charset=utf-8")
 
     async def _state(self, exchange: Exchange, viewer: Viewer) -> None:
         if viewer.sees_all:

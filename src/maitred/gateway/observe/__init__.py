@@ -15,6 +15,7 @@ state_snapshots.py    the state of the whole gateway, taken in steps
 tenant_views.py       what a tenant sees of it
 metrics.py            the metrics of the gateway
 metric_families.py    a metric, made of its samples
+openmetrics.py        metrics as OpenMetrics, with traces as exemplars
 metric_rows.py        which rows of them a tenant sees
 program_views.py      programs as pages show them
 program_metrics.py    the metrics of programs

@@ -4,7 +4,7 @@ no tenant and no backend.
     maitred_scheduler_inflight{class="default"} 5                       in a summary, as it is
     maitred_tenant_inflight{tenant="auth:acme"} 3, {tenant="..."} 2     in a summary the sum over tenants, 5; the first row
                                                                         for auth:acme
-    maitred_backend_inflight{backend="http://10.0.0.1:8000"} 5          for the operator alone
+    maitred_backend_inflight{backend="http://10.0.0.1:8000"} 5          for the operator alone, as are exemplars
 
 The gauges of a tenant's own page are those of its requests, whether it has a label of its own (`tenant_metric_top_n`) or not.
 Counters of a tenant without one are in the sums of `other`, so it gets none of them.
@@ -32,6 +32,8 @@ def summary_rows(family: Metric) -> Metric | None:
     names = label_names(family)
     if _TENANT in names:
         family.samples = _summed_over_tenants(family.samples)
+    elif any(sample.exemplar is not None for sample in family.samples):
+        family.samples = [Sample(sample.name, sample.labels, sample.value) for sample in family.samples]
     return None if _BACKEND in names else family
 
 

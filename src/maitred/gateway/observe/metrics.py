@@ -22,6 +22,7 @@ from maitred.core.steps import Steps, run_at_once
 from maitred.gateway.access.page_access import Shown, Viewer
 from maitred.gateway.observe.metric_families import Samples, counter, gauge, histogram
 from maitred.gateway.observe.metric_rows import rows_of_tenant, summary_rows
+from maitred.gateway.observe.openmetrics import END, openmetrics_text
 from maitred.gateway.observe.shared_page import SharedPages, without_text, write_metrics
 from maitred.gateway.observe.state import ClassState, GatewayCounters, GatewayState, TenantRequests
 from maitred.gateway.observe.state_snapshots import Snapshot
@@ -59,12 +60,12 @@ class GatewayCollector:
         """Have these metrics, too."""
         self._more_families.append(families)
 
-    async def render(self, viewer: Viewer) -> bytes:
-        """Return the metrics that `viewer` may see, in the text format."""
+    async def render(self, viewer: Viewer, *, as_openmetrics: bool = False) -> bytes:
+        """Return the metrics that `viewer` may see, in the text format, or as OpenMetrics."""
         key = viewer if viewer.shown is Shown.OWN else viewer.shown
-        return await self._pages.page(("metrics", key), lambda: self._write(viewer))
+        return await self._pages.page(("metrics", key, as_openmetrics), lambda: self._write(viewer, as_openmetrics))
 
-    def _write(self, viewer: Viewer) -> Iterator[bytes]:
+    def _write(self, viewer: Viewer, as_openmetrics: bool) -> Iterator[bytes]:
         snapshot = yield from without_text(self._take_snapshot())
         tenants: Mapping[str, TenantRequests] = snapshot.state.tenants
         shown: Callable[[Metric], Metric | None] = _all_rows
@@ -73,7 +74,12 @@ class GatewayCollector:
         elif viewer.shown is Shown.OWN:
             own = yield from without_text(self._tenants.requests(viewer.tenant))
             tenants, shown = {viewer.tenant: own}, partial(rows_of_tenant, tenant=viewer.tenant)
-        yield from write_metrics(self._families(snapshot, tenants), shown)
+        families = self._families(snapshot, tenants)
+        if as_openmetrics:
+            yield from write_metrics(families, shown, openmetrics_text)
+            yield END
+        else:
+            yield from write_metrics(families, shown)
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics."""

@@ -26,6 +26,7 @@ from maitred.core.histogram import DURATION_BOUNDS, Histogram
 from maitred.core.request import PriorityClass
 from maitred.core.units import from_seconds
 from maitred.gateway.observe.metric_families import counter, histogram
+from maitred.gateway.observe.openmetrics import Examples, Exemplars
 
 OTHER_MODELS: Final = "other"
 _SERIES_IN_STEP: Final = 12
@@ -52,7 +53,7 @@ class TokenCounts:
 class RequestSeries:
     """What is counted for the requests of one class and model. Times are in µs."""
 
-    __slots__ = ("e2e", "itl", "tokens", "ttft")
+    __slots__ = ("e2e", "exemplars", "itl", "tokens", "ttft")
 
     def __init__(self) -> None:
         self.ttft = Histogram(DURATION_BOUNDS)
@@ -61,6 +62,8 @@ class RequestSeries:
         """Between two pieces of a stream, as the engine sends them."""
         self.e2e = Histogram(DURATION_BOUNDS)
         """From the arrival of a request to the end of its complete answer."""
+        self.exemplars = Exemplars()
+        """Traces of requests in `ttft` and `e2e`."""
         self.tokens: dict[str, TokenCounts] = {}
         """By the label of the tenant."""
 
@@ -107,11 +110,14 @@ class RequestMetrics:
     def families(self) -> Iterator[Metric]:
         """Yield all metrics; one with many rows as several of the same name, one after the other."""
         labelled = [((c.label, model), series) for (c, model), series in sorted(self._series.items(), key=itemgetter(0))]
-        for name, (text, histogram_of) in _HISTOGRAMS.items():
+        for name, (text, kept) in _HISTOGRAMS.items():
             for begin in range(0, max(1, len(labelled)), _SERIES_IN_STEP):
                 part = labelled[begin : begin + _SERIES_IN_STEP]
-                times = ((labels, histogram_of(series)) for labels, series in part)
-                yield histogram(f"maitred_{name}_seconds", text, ["class", "model"], times)
+                times = ((labels, getattr(series, kept)) for labels, series in part)
+                examples: dict[tuple[str, ...], Examples] = {
+                    labels: found for labels, series in part if (found := series.exemplars.of.get(kept))
+                }
+                yield histogram(f"maitred_{name}_seconds", text, ["class", "model"], times, examples)
         for name, (text, counts_of) in _TOKENS.items():
             by_class, by_tenant = _sum_tokens(labelled, counts_of)
             yield counter(f"maitred_{name}_tokens", text, ["class", "model", "source"], by_class.items())
@@ -139,11 +145,12 @@ def _sum_tokens(
     return by_class, by_tenant
 
 
-_HISTOGRAMS: Final[Mapping[str, tuple[str, Callable[[RequestSeries], Histogram]]]] = {
-    "time_to_first_token": ("Arrival to first data, streamed answers.", attrgetter("ttft")),
-    "inter_token_latency": ("Between two pieces of a stream: a token each, with most engines.", attrgetter("itl")),
-    "e2e_request_latency": ("Arrival to the end of a complete answer.", attrgetter("e2e")),
+_HISTOGRAMS: Final[Mapping[str, tuple[str, str]]] = {
+    "time_to_first_token": ("Arrival to first data, streamed answers.", "ttft"),
+    "inter_token_latency": ("Between two pieces of a stream: a token each, with most engines.", "itl"),
+    "e2e_request_latency": ("Arrival to the end of a complete answer.", "e2e"),
 }
+"""By name what is said of it, and the attribute of a series."""
 _SOURCES: Final = ("reported", "estimated")
 _TOKENS: Final[Mapping[str, tuple[str, Callable[[TokenCounts], tuple[int, int]]]]] = {
     "prompt": ("Tokens of prompts that were sent to a backend.", attrgetter("reported_prompt", "estimated_prompt")),

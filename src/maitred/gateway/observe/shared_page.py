@@ -90,9 +90,13 @@ class _OneFamily(Collector):
         return (self._family,)
 
 
-def write_metrics(families: Iterable[Metric], shown: Callable[[Metric], Metric | None]) -> Generator[bytes, None, None]:
-    """Yield metrics in Prometheus' text format, in parts of which each is a step. A metric of many rows may come as several,
-    one after the other. `shown` returns what is shown of a metric, or None for nothing."""
+def write_metrics(
+    families: Iterable[Metric],
+    shown: Callable[[Metric], Metric | None],
+    text_of: Callable[[CollectorRegistry], bytes] = generate_latest,
+) -> Generator[bytes, None, None]:
+    """Yield metrics in Prometheus' text format, or that of `text_of`, in parts of which each is a step. A metric of many rows
+    may come as several, one after the other. `shown` returns what is shown of a metric, or None for nothing."""
     last_name = ""
     for made in families:
         family = shown(made)
@@ -101,14 +105,14 @@ def write_metrics(families: Iterable[Metric], shown: Callable[[Metric], Metric |
             continue
         samples = family.samples
         for begin in range(0, max(1, len(samples)), _SAMPLES_IN_STEP):
-            text = _text(family, samples[begin : begin + _SAMPLES_IN_STEP])
+            text = text_of(_registry(family, samples[begin : begin + _SAMPLES_IN_STEP]))
             is_further = begin > 0 or family.name == last_name
             yield text.split(b"\n", 2)[2] if is_further else text  # without the lines of help and type
         last_name = family.name
 
 
-def _text(family: Metric, samples: list[Sample]) -> bytes:
+def _registry(family: Metric, samples: list[Sample]) -> CollectorRegistry:
     family.samples = samples
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_OneFamily(family))
-    return generate_latest(registry)
+    return registry

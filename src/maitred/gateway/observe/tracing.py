@@ -18,6 +18,7 @@ from random import Random
 from typing import Final, NamedTuple, Protocol
 
 from maitred.core.units import Micros, to_seconds
+from maitred.gateway.observe.openmetrics import TraceExample
 from maitred.gateway.observe.request_record import RequestRecord
 from maitred.gateway.observe.request_trace import TRACE_HEADERS, AttemptSpan, RequestTrace, SpanEvent, Value
 from maitred.wire.clock import Clock
@@ -122,7 +123,10 @@ class RequestTracer:
             )
             for number, attempt in enumerate(trace.attempts, 1)
         ]
-        self._sink.take([server, *clients], self._clock.wall() - self._clock.now())
+        wall = self._clock.wall()
+        self._sink.take([server, *clients], wall - self._clock.now())
+        if record.status == 200 and record.error is None:
+            _note_examples(record, f"{trace.trace_id:032x}", wall)
 
     def refuse(self, exchange: Exchange, status: int, error_code: str, began_at: Micros, tenant: str, model: str) -> None:
         """Make the span of a request that was refused before it was taken in."""
@@ -136,6 +140,15 @@ class RequestTracer:
             *(trace.trace_state.decode("latin-1"), began_at, now, attributes, (), error_code if status >= 500 else ""),
         )
         self._sink.take([span], self._clock.wall() - now)
+
+
+def _note_examples(record: RequestRecord, trace_id: str, wall: Micros) -> None:
+    """Keep the trace of an answer beside its latencies, where these were counted."""
+    series, arrival = record.series, record.request.arrival
+    if record.is_stream and record.first_data_at is not None:
+        series.exemplars.note("ttft", series.ttft, TraceExample(record.first_data_at - arrival, trace_id, wall))
+    if record.is_complete:
+        series.exemplars.note("e2e", series.e2e, TraceExample(record.ended_at - arrival, trace_id, wall))
 
 
 _PROMPT_NAMES: Final = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens")

@@ -54,6 +54,8 @@ class PageQuestion(msgspec.Struct, frozen=True):
     tenant: str
     shown: Shown
     """What the sender gets of it."""
+    accept: bytes | None = None
+    """The `Accept` header of the sender."""
 
 
 class PageAnswer(msgspec.Struct, frozen=True):

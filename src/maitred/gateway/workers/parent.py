@@ -47,13 +47,14 @@ class AskedExchange:
 
     def __init__(self, question: PageQuestion) -> None:
         self.method, self.path = question.method, question.path
-        self._body = question.body
+        self._body, self._accept = question.body, question.accept
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         self.answer = b""
 
-    def get_header(self, name: bytes) -> None:
-        """Return None: what the headers say was looked at by the worker."""
+    def get_header(self, name: bytes) -> bytes | None:
+        """Return the `Accept` header: what the others say was looked at by the worker."""
+        return self._accept if name == b"accept" else None
 
     async def read_body(self, limit: int) -> bytes:
         """Return the body. Raises ApiError if it is larger than `limit`."""

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from maitred.core.histogram import DURATION_BOUNDS, Histogram
 from maitred.core.request import PriorityClass
+from maitred.gateway.observe.openmetrics import TraceExample
 from maitred.gateway.observe.request_metrics import RequestMetrics, TokenCounts
 from maitred.gateway.observe.state import GatewayCounters
 from maitred.scheduler.interface import GatewayId
@@ -34,6 +35,7 @@ class SeriesShare(msgspec.Struct, frozen=True):
     e2e: HistogramShare
     tokens: dict[str, tuple[int, int, int, int]]
     """By the label of the tenant: prompt and output as reported, prompt and output as estimated."""
+    examples: dict[str, dict[int, TraceExample]]
 
 
 class Gauges(msgspec.Struct):
@@ -186,6 +188,7 @@ class Totals:
         series.ttft.add(*share.ttft)
         series.itl.add(*share.itl)
         series.e2e.add(*share.e2e)
+        series.exemplars.add(share.examples)
         for tenant, counts in share.tokens.items():
             tokens = series.tokens_of(self._counters.tenant_label(tenant))
             tokens.reported_prompt += counts[0]
@@ -225,7 +228,7 @@ def take_share(
 def _series_share(metrics: RequestMetrics, c: PriorityClass, model: str) -> SeriesShare:
     series = metrics.series(c, model)
     tokens = {tenant: _token_share(counts) for tenant, counts in series.tokens.items()}
-    return SeriesShare(c, model, series.ttft.share(), series.itl.share(), series.e2e.share(), tokens)
+    return SeriesShare(c, model, series.ttft.share(), series.itl.share(), series.e2e.share(), tokens, series.exemplars.of)
 
 
 def _token_share(counts: TokenCounts) -> tuple[int, int, int, int]:
