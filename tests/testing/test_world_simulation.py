@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Final
 
 import msgspec
 import pytest
@@ -83,6 +84,21 @@ def test_strict_rules_refuse_requests_and_break_nothing(reason: str, tmp_path: P
     outcome = play(scenario, tmp_path)
     assert outcome.violations == []
     assert outcome.reasons[reason] > 0
+
+
+FAILED: Final = {
+    "a request behind a stream that the end of the gateway cuts off": (700_484, {}),
+    "lines that a disk holds back until after the end": (701_306, {}),
+    "an engine with so much to do that it is ejected": (700_753, {"mode": "legacy", "admission": {}}),
+    "a victim that is on its way to an engine which fails it": (701_802, {}),
+}
+"""Seeds that have failed once, each with what it needs beside."""
+
+
+@pytest.mark.parametrize("what", FAILED)
+def test_what_failed_once_holds(what: str) -> None:
+    seed, further = FAILED[what]
+    assert play_seed(msgspec.structs.replace(draw_scenario(seed), **further)).violations == []
 
 
 def test_an_engine_that_comes_back_with_another_model_serves_its_clients(tmp_path: Path) -> None:

@@ -19,7 +19,10 @@ import pytest
 
 from maitred.admission import Action, AdmissionConfig
 from maitred.admission.classes.priority import AdmissionPriority
+from maitred.admission.terms.enums import Reason
+from maitred.admission.terms.rules import LANES
 from maitred.admission.terms.tenants import TenantAccount
+from maitred.admission.waiting.queues import LaneQueue
 from maitred.core.decisions import DecisionLog
 from maitred.core.request import PriorityClass
 from maitred.files.line_file import LineFile
@@ -158,6 +161,53 @@ def _cap_is_ignored(cap: Any) -> Any:
     return lambda self, tenant: PriorityClass.SYSTEM
 
 
+def _lower_class_goes_first(next_waiter: Any) -> Any:
+    def mutant(self: Any) -> Any:
+        heads = (self._queues.head(lane) for lane in LANES)
+        head = next((head for head in heads if head is not None), None)
+        return head if head is not None and self._slots.fits(head.lane, self.set_slot_units(head)) else None
+
+    return mutant
+
+
+def _newcomer_passes_the_queue(blocking_reason: Any) -> Any:
+    def mutant(self: Any, ticket: Any) -> Any:
+        reason = blocking_reason(self, ticket)
+        fits = reason is Reason.BEHIND_QUEUE and self._slots.fits(ticket.lane, ticket.slot_units)
+        return None if fits else reason
+
+    return mutant
+
+
+def _youngest_goes_first(push: Any) -> Any:
+    return lambda self, ticket: self.push_front(ticket)
+
+
+def _weights_are_ignored(virtual_cost: Any) -> Any:
+    return lambda self, ticket, tokens: tokens * 10**12
+
+
+def _some_of_the_tokens(set_slot_units: Any) -> Any:
+    def mutant(self: Any, ticket: Any) -> int:
+        units = set_slot_units(self, ticket)
+        if not self._by_request:
+            ticket.slot_units = units = max(1, units // 2)
+        return int(units)
+
+    return mutant
+
+
+def _idle_tenant_saves_up(queue_of: Any) -> Any:
+    def mutant(self: Any, ticket: Any) -> Any:
+        is_new = self._queue_name(ticket) not in self._tenant_queues
+        queue = queue_of(self, ticket)
+        if is_new:
+            queue.virtual_time = 0
+        return queue
+
+    return mutant
+
+
 def _half_a_line_stays(cut: Any) -> Any:
     return lambda self: None
 
@@ -227,6 +277,13 @@ MUTANTS: Final[dict[str, Patch]] = {
     "tenant has more than its limit": _wrap(TenantAccount, "has_room", _always),
     "cap of a class is ignored": _wrap(AdmissionConfig, "class_cap", _cap_is_ignored),
     "nobody is promoted": _wrap(AdmissionPriority, "next_promotion", _never),
+    "a lower class goes first": _wrap(AdmissionPriority, "next_waiter", _lower_class_goes_first),
+    "a newcomer passes the queue": _wrap(AdmissionPriority, "blocking_reason", _newcomer_passes_the_queue),
+    "the youngest goes first": _wrap(LaneQueue, "push", _youngest_goes_first),
+    "weights are ignored": _wrap(LaneQueue, "_virtual_cost", _weights_are_ignored),
+    "a tenant saves up while it is idle": _wrap(LaneQueue, "_queue_of", _idle_tenant_saves_up),
+    "what a request had is not settled": _wrap(LaneQueue, "settle", lambda settle: lambda self, ticket, tokens: None),
+    "a request takes half its tokens": _wrap(AdmissionPriority, "set_slot_units", _some_of_the_tokens),
     "half a line stays": _wrap(LineFile, "_cut_off_half_line", _half_a_line_stays),
     "a paused program is never resumed": _wrap(Passes, "_carry_out", _never),
     "the oldest program is passed over": _wrap(ModelPool, "_serve_oldest", _oldest_is_passed_over),
@@ -258,6 +315,13 @@ FOUND_BY: Final = {
     "tenant has more than its limit": 18,
     "cap of a class is ignored": 14,
     "nobody is promoted": 11,
+    "a lower class goes first": 6,
+    "a newcomer passes the queue": 19,
+    "the youngest goes first": 6,
+    "weights are ignored": 97,
+    "a tenant saves up while it is idle": 97,
+    "what a request had is not settled": 7,
+    "a request takes half its tokens": 13,
     "half a line stays": 9,
     "a paused program is never resumed": 21,
     "the oldest program is passed over": 5,

@@ -252,6 +252,11 @@ class _Server:
         self._skips.clear()
         await asyncio.wait(tasks, timeout=LAST_WORDS_SECS if is_hurried else CANCEL_SECS)
         await self._wait_until_closed(LAST_WORDS_SECS if is_hurried else LAST_ANSWERS_SECS)
+        # One that was sent behind a stream, whose head could not say that the connection ends, has begun meanwhile.
+        if late := tuple(self._context.tasks):
+            for task in late:
+                task.cancel()
+            await asyncio.wait(late, timeout=LAST_WORDS_SECS if is_hurried else CANCEL_SECS)
 
     def _drain_connections(self) -> None:
         """Let each connection end with its next answer."""

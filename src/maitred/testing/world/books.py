@@ -6,7 +6,9 @@
 
 What must hold of the lines, one after the other:
 
-- a grant leaves no more slots in use than there are, no tenant above its limit, and the floors of higher classes free
+- a grant leaves no more slots in use than there are, no tenant above its limit, and the floors of higher classes free; where
+  requests take slots by their tokens, all of this in tokens
+- nobody gets a slot whose turn it is not (`turn_books`)
 - no class but the one that was asked for, or the highest that the tenant may have
 - no queue is longer than it may be when a newcomer joins it, and no wait longer than the timeout in force
 - no victim after its first byte; no more promotions of starved requests than their burst and their share, and no request passes
@@ -20,73 +22,32 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from math import ceil
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from maitred.admission import AdmissionConfig
 from maitred.core.request import PriorityClass
 from maitred.core.units import MILLISECOND, Micros, from_seconds
+from maitred.testing.world.booked import (
+    Asked,
+    Booked,
+    Hold,
+    Pool,
+    Span,
+    floor_above,
+    highest_class,
+    least_units,
+    most_units,
+    promotions,
+    queue_of,
+    units_per_slot,
+)
+from maitred.testing.world.turn_books import TurnBooks
 
 MAX_LATE: Final = 100 * MILLISECOND
 """How late a decision may be that time alone leads to: a timer of the gateway rings 1 ms after what is due."""
-Span: TypeAlias = tuple[Micros, Micros]
 Line: TypeAlias = dict[str, Any]
-
-
-class Asked(Protocol):
-    """A request as its client has it."""
-
-    @property
-    def priority(self) -> str: ...
-    @property
-    def sent_at(self) -> Micros: ...
-
-
-class Hold(msgspec.Struct):
-    """A slot in the hands of a request."""
-
-    began_at: Micros
-    ended_at: Micros | None = None
-
-
-@dataclass(slots=True)
-class Booked:
-    """A request in admission."""
-
-    mark: str
-    pool: str
-    asked_class: PriorityClass
-    tenant: str
-    submitted_at: Micros
-    hold: Hold | None = None
-    waits: bool = False
-    awaits_victim: bool = False
-    """Whether it waits for the slot of a victim, and is in no queue."""
-    is_victim: bool = False
-    has_first_byte: bool = False
-    waits_until: Micros = 0
-    """When its wait ends at the latest, by the longest timeout that has been in force since it came."""
-    freed_at: Micros = 0
-    """When it had a slot last."""
-
-
-@dataclass(slots=True)
-class _Pool:
-    """The slots of a model."""
-
-    capacity: int = 0
-    credit: float | None = None
-    """Promotions that are saved up; None: as many as may be."""
-    num_promoted: int = 0
-    num_from_queues: int = 0
-    in_flight: Counter[PriorityClass] = field(default_factory=Counter)
-
-    @property
-    def in_use(self) -> int:
-        return self.in_flight.total()
 
 
 class Books:
@@ -105,9 +66,10 @@ class Books:
         """Decisions by reason."""
         self._asked, self._is_excused = asked, is_excused
         self._requests: dict[int, Booked] = {}
-        self._pools: defaultdict[str, _Pool] = defaultdict(_Pool)
+        self._pools: defaultdict[str, Pool] = defaultdict(Pool)
         self._configs: list[AdmissionConfig] = []
         """The configurations of this life, the one in force last."""
+        self._turns, self._num_places = TurnBooks(), 0
         self._configured_at: list[Micros] = []
         """When each of them came."""
         self._now: Micros = 0
@@ -138,6 +100,7 @@ class Books:
                 yield f"{request.mark} is left in admission"
         self._requests.clear()
         self._pools.clear()
+        self._turns.clear()
         self._configs.clear()
         self._configured_at.clear()
 
@@ -159,6 +122,10 @@ class Books:
         self._configure(entry)
         for request in self._requests.values():
             request.waits_until = max(request.waits_until, self._timeout_of(request))
+            if request.hold is not None:  # What it takes is computed anew.
+                units = min(request.least_units, least_units(self._config, request, self._pools[request.pool]))
+                self._pools[request.pool].in_use += units - request.least_units
+                request.least_units = units
         return iter(())
 
     def _on_resize(self, entry: Line) -> Iterator[str]:
@@ -167,11 +134,13 @@ class Books:
 
     def _on_forget(self, entry: Line) -> Iterator[str]:
         self._pools.pop(entry["pool"], None)
+        self._turns.forget(entry["pool"])
         return iter(())
 
     def _on_submit(self, entry: Line) -> Iterator[str]:
         asked_class = PriorityClass[entry["class"].upper()]
         request = Booked(entry.get("client_id", ""), entry["pool"], asked_class, entry["tenant"], entry["at"])
+        request.cost = entry["cost"]
         request.waits_until = self._timeout_of(request)
         self._requests[entry["id"]] = request
         self._newcomer = entry["id"]
@@ -180,7 +149,7 @@ class Books:
             wish, since = PriorityClass[asked.priority.upper()], asked.sent_at
             ended_before = [at <= since for at in self._configured_at[1:]]
             in_force = self._configs[sum(ended_before) :]
-            if asked_class not in {min(wish, _highest_class(config, request.tenant)) for config in in_force}:
+            if asked_class not in {min(wish, highest_class(config, request.tenant)) for config in in_force}:
                 yield f"{request.mark} has asked for {wish.label}, and has the class {asked_class.label}"
 
     def _on_first_byte(self, entry: Line) -> Iterator[str]:
@@ -194,6 +163,10 @@ class Books:
         if request is None or request.waits:  # Of one that waits, a decision says that it has left.
             return iter(())
         may_wait_again = request.hold is not None and request.is_victim and entry["end"] == "preempted"
+        if (tokens := entry.get("tokens")) is not None and request.charge is not None and self._has_shares:
+            shares, waits = self._turns.of(*queue_of(request)), any(self._queue(request, request.tenant))
+            shares.settle(request.tenant, request.charge, tokens, self._weight(request), waits=waits)
+            request.charge = None
         if request.hold is not None:
             self._free(request)
         request.is_victim = False
@@ -204,7 +177,9 @@ class Books:
     def _free(self, request: Booked) -> None:
         assert request.hold is not None
         request.hold.ended_at, request.hold, request.freed_at = self._now, None, self._now
-        self._pools[request.pool].in_flight[request.asked_class] -= 1
+        pool = self._pools[request.pool]
+        pool.in_use -= request.least_units
+        pool.in_flight[request.asked_class] -= most_units(self._config, request)
 
     def _on_decision(self, decision: Line) -> Iterator[str]:
         request = self._requests.get(decision["subject"])
@@ -218,38 +193,43 @@ class Books:
 
     def _on_admit(self, request: Booked, decision: Line) -> Iterator[str]:
         pool = self._pools[request.pool]
+        if self._config.mode == "priority":
+            yield from self._check_admitted(request, decision["reason"])
         if request.waits:
             yield from self._check_starving(request, pool, decision)
             if not request.awaits_victim:
                 pool.num_from_queues += 1
                 self._spend_promotion(pool, decision["reason"])
             yield from self._end_wait(request, decision)
-        pool.in_flight[request.asked_class] += 1
+        request.least_units = least_units(self._config, request, self._pools[request.pool])
+        pool.in_use += request.least_units
+        pool.in_flight[request.asked_class] += most_units(self._config, request)
         pool.num_promoted += decision["reason"] == "starved"
         request.hold = Hold(decision["at"])
         self.holds[request.mark].append(request.hold)
         if self._config.mode == "priority":
             yield from self._check_grant(request, pool, decision["reason"])
 
-    def _check_grant(self, request: Booked, pool: _Pool, reason: str) -> Iterator[str]:
-        if pool.in_use > pool.capacity:
-            yield f"{request.mark} is admitted ({reason}), and {pool.in_use} slots of {pool.capacity} are in use"
+    def _check_grant(self, request: Booked, pool: Pool, reason: str) -> Iterator[str]:
+        capacity = pool.capacity * units_per_slot(self._config)
+        if pool.in_use > capacity:
+            yield f"{request.mark} is admitted ({reason}), and {pool.in_use} slots or tokens of {capacity} are in use"
         policy = self._config.tenant_policies.get(request.tenant)
         most = None if policy is None else policy.max_in_flight
         if most is not None and (held := self._num_held_by(request.tenant)) > most:
             yield f"{request.mark} is admitted ({reason}), and {request.tenant} holds {held} slots of {most}"
-        kept = self._floor_above(request.asked_class, pool)
-        if reason != "starved" and pool.in_use + kept > pool.capacity:
-            yield f"{request.mark} is admitted ({reason}) into one of {kept} slots that higher classes have reserved"
-        burst, share = (max(values) for values in zip(*map(_promotions, self._configs), strict=True))
+        kept = floor_above(self._config, request.asked_class, pool)
+        if reason != "starved" and pool.in_use + kept > capacity:
+            yield f"{request.mark} is admitted ({reason}) into one of {kept} slots or tokens that higher classes have reserved"
+        burst, share = (max(values) for values in zip(*map(promotions, self._configs), strict=True))
         if pool.num_promoted > len(self._configs) * burst + share * pool.num_from_queues:
             yield f"{pool.num_promoted} of {pool.num_from_queues} admissions from queues were promotions"
 
-    def _check_starving(self, request: Booked, pool: _Pool, decision: Line) -> Iterator[str]:
+    def _check_starving(self, request: Booked, pool: Pool, decision: Line) -> Iterator[str]:
         """Yield whether a request has got the slot that was due to one that starves. What is due follows from one
         configuration, so nothing is said behind a reload."""
         config = self._config
-        burst, _ = _promotions(config)
+        burst, _ = promotions(config)
         is_certain = config.mode == "priority" and len(self._configs) == 1 and decision["reason"] == "slot_free"
         if not is_certain or (burst if pool.credit is None else pool.credit) < 1:
             return
@@ -268,19 +248,79 @@ class Books:
             return None
         return min(queue, key=lambda request: request.submitted_at, default=None)
 
-    def _spend_promotion(self, pool: _Pool, reason: str) -> None:
+    def _spend_promotion(self, pool: Pool, reason: str) -> None:
         """Count an admission from a queue, which earns a share of a promotion, and may have been one."""
-        burst, share = _promotions(self._config)
+        burst, share = promotions(self._config)
         credit = (burst if pool.credit is None else pool.credit) - (reason == "starved")
         pool.credit = min(burst, credit + share)
 
-    def _floor_above(self, priority_class: PriorityClass, pool: _Pool) -> int:
-        """Return how many idle slots the floors of higher classes keep from a class; 0 if the reservations do not fit."""
-        rules = {c: self._config.class_rules(c) for c in PriorityClass}
-        wanted = sum(max(rule.reserved_floor, ceil(rule.reserved_per_slot * pool.capacity)) for rule in rules.values())
-        if wanted >= pool.capacity:
-            return 0
-        return sum(max(0, rules[c].reserved_floor - pool.in_flight[c]) for c in PriorityClass if c > priority_class)
+    @property
+    def _has_weights(self) -> bool:
+        weights = any(policy.weight is not None for policy in self._config.tenant_policies.values())
+        return weights and self._config.mode == "priority"
+
+    @property
+    def _has_shares(self) -> bool:
+        """Whether tenants have weights, and it is known how far each is: they begin anew with a reload."""
+        return self._has_weights and len(self._configs) == 1
+
+    def _weight(self, request: Booked) -> float:
+        policy = self._config.tenant_policies.get(request.tenant)
+        return 1.0 if policy is None or policy.weight is None else policy.weight
+
+    def _queue(self, request: Booked, tenant: str | None = None) -> Iterator[Booked]:
+        """Yield the requests in the queue of the class of a request, of a tenant or of all."""
+        for each in self._requests.values():
+            in_queue = each.waits and not each.awaits_victim and queue_of(each) == queue_of(request)
+            if in_queue and (tenant is None or each.tenant == tenant):
+                yield each
+
+    def _check_admitted(self, request: Booked, reason: str) -> Iterator[str]:
+        """Yield whom a request passes that gets a slot, and charge its tenant if it was in a queue, or would have been."""
+        rivals = [r for r in self._requests.values() if r.waits and r is not request and r.pool == request.pool]
+        rivals = [rival for rival in rivals if self._has_room(rival)]
+        would_queue = any(queue_of(each) == queue_of(request) and not each.awaits_victim for each in rivals)
+        has_joined = not request.waits and would_queue and self._has_shares
+        if has_joined:
+            self._join(request)
+        elif not request.waits:
+            self._num_places += 1
+            request.place = self._num_places
+        if reason in ("slot_free", "lead_free", "victim_leaving"):
+            if reason == "victim_leaving":
+                rivals = [rival for rival in rivals if not rival.awaits_victim]
+            shares = self._turns.of(*queue_of(request)) if self._has_shares and would_queue else None
+            yield from self._turns.check(request, rivals, shares, in_order=not self._has_weights)
+        if has_joined or (request.waits and not request.awaits_victim):
+            self._leave_queue(request, is_served=True)
+
+    def _has_room(self, request: Booked) -> bool:
+        """Return whether the limit of its tenant lets a request that waits have a slot."""
+        policy = self._config.tenant_policies.get(request.tenant)
+        if policy is None or policy.max_in_flight is None:
+            return True
+        held = self._num_held_by(request.tenant)
+        if not request.awaits_victim:
+            held += sum(r.awaits_victim and r.tenant == request.tenant for r in self._requests.values())
+        return held < policy.max_in_flight or not held
+
+    def _join(self, request: Booked, *, is_front: bool = False) -> None:
+        """Give a request its place in the queue of its class, which it has just joined."""
+        self._num_places += 1
+        request.place = -self._num_places if is_front else self._num_places
+        if self._has_shares:
+            others = any(each is not request for each in self._queue(request, request.tenant))
+            self._turns.of(*queue_of(request)).join(request.tenant, is_first=not others)
+
+    def _leave_queue(self, request: Booked, *, is_served: bool = False) -> None:
+        """Note that a request is in the queue of its class no longer, where tenants have weights."""
+        if not self._has_shares:
+            return
+        shares = self._turns.of(*queue_of(request))
+        if is_served and request.place > 0:
+            request.charge = shares.serve(request, self._weight(request))
+        left = [each for each in self._queue(request) if each is not request]
+        shares.leave(request.tenant, waits_more=any(each.tenant == request.tenant for each in left), is_idle=not left)
 
     def _num_held_by(self, tenant: str) -> int:
         return sum(request.hold is not None and request.tenant == tenant for request in self._requests.values())
@@ -288,14 +328,22 @@ class Books:
     def _on_queue(self, request: Booked, decision: Line) -> Iterator[str]:
         if request.hold is not None:  # Its backend has failed, and took its slot along.
             self._free(request)
-        request.waits, request.awaits_victim = True, decision["reason"] == "victim_leaving"
+        if decision["reason"] != "victim_leaving":
+            has_waited = request.waits or request.freed_at > 0
+            request.waits, request.awaits_victim = True, False
+            self._join(request, is_front=has_waited)
+        elif not request.awaits_victim:
+            if self._config.mode == "priority":
+                yield from self._check_admitted(request, "victim_leaving")
+            self._num_places += 1
+            request.waits, request.awaits_victim, request.place = True, True, self._num_places
         if decision["subject"] == self._newcomer and not request.awaits_victim and self._config.mode == "priority":
             yield from self._check_queues(request)
 
     def _check_queues(self, request: Booked) -> Iterator[str]:
         waiting = [each for each in self._requests.values() if each.waits]
         size = self._config.class_rules(request.asked_class).queue_size
-        queue = [each for each in waiting if not each.awaits_victim and _queue_of(each) == _queue_of(request)]
+        queue = [each for each in waiting if not each.awaits_victim and queue_of(each) == queue_of(request)]
         if len(queue) > size:
             yield f"{request.mark} waits, and {len(queue)} requests of its class for {size} places"
         policy = self._config.tenant_policies.get(request.tenant)
@@ -304,6 +352,8 @@ class Books:
             yield f"{request.mark} waits, and {num} requests of {request.tenant} for {most} places"
 
     def _on_left(self, request: Booked, decision: Line) -> Iterator[str]:
+        if request.waits and not request.awaits_victim:
+            self._leave_queue(request)
         if request.waits and decision["action"] == "reject":
             yield from self._end_wait(request, decision)
         del self._requests[decision["subject"]]
@@ -325,21 +375,6 @@ class Books:
             yield f"{request.mark} is a victim after its first byte"
         if request.hold is None:
             yield f"{request.mark} is a victim, and holds no slot"
-
-
-def _highest_class(config: AdmissionConfig, tenant: str) -> PriorityClass:
-    policy = config.tenant_policies.get(tenant)
-    told = None if policy is None else policy.max_class
-    return PriorityClass[(told or config.default_max_class).upper()]
-
-
-def _promotions(config: AdmissionConfig) -> tuple[float, float]:
-    """Return how many promotions may follow each other, and their share of the admissions from queues."""
-    return config.promotion_burst, config.effective_promotion_share
-
-
-def _queue_of(request: Booked) -> tuple[str, PriorityClass]:
-    return request.pool, request.asked_class
 
 
 _INPUTS: Final[Mapping[str, Callable[[Books, Line], Iterator[str]]]] = {

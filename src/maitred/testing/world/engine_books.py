@@ -18,14 +18,17 @@ from typing import Final
 
 from maitred.core.units import MILLISECOND, SECOND, Micros, to_seconds
 from maitred.gateway.config import RetryConfig
-from maitred.testing.world.books import Books, Hold, Span
+from maitred.testing.world.booked import Hold, Span
+from maitred.testing.world.books import Books
 from maitred.testing.world.engines import Run
 from maitred.testing.world.program_books import Place
 
 MAX_UNWIND: Final = SECOND
 """Time within which the connection of a request that has ended is closed, and the engine sees it."""
-_BUDGET_SPAN: Final = 10 * SECOND + 100 * MILLISECOND
-"""A budget for retries may have saved up what its floor brings in 10 s, and an answer is under way for some milliseconds."""
+_MAX_DELAY: Final = 100 * MILLISECOND
+"""What is sent is there by then."""
+_BUDGET_SPAN: Final = 10 * SECOND + _MAX_DELAY
+"""A budget for retries may have saved up what its floor brings in 10 s."""
 
 
 class EngineBooks:
@@ -60,6 +63,12 @@ class EngineBooks:
                 if run.began_at < until and self._counts(run, books) and run.engine not in may_be_at:
                     yield f"request {mark} was at engine {run.engine} at {run.began_at}, its program had memory at {may_be_at}"
 
+    def silences(self, patience: Micros) -> Iterator[Micros]:
+        """Yield from when on an engine may have been silent about a request for longer than a gateway has patience, which is as
+        good as a failure."""
+        runs = (run for each in self._runs.values() for run in each)
+        return (run.began_at + patience for run in runs if run.ended_at is None or run.ended_at - run.began_at > patience)
+
     def check_attempts(self, max_attempts: int, num_preemptions: Mapping[str, int]) -> Iterator[str]:
         """Yield which requests the engines have had too often."""
         for mark, runs in self._runs.items():
@@ -84,7 +93,7 @@ class EngineBooks:
             for mark, runs in self._runs.items()
             for run, later in pairwise(runs)
             if run.has_failed and run.ended_at is not None and not _is_disturbed(run)
-            if not any(run.began_at <= at <= later.began_at for at in stopped_at[mark])
+            if not any(run.began_at - _MAX_DELAY <= at <= later.began_at for at in stopped_at[mark])
         )
         for began_at, ended_at in lives:
             retries = [at for at, sent_at in again if began_at <= at and sent_at <= ended_at]

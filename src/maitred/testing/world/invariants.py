@@ -194,7 +194,8 @@ def _decisions(stage: Stage) -> Iterator[str]:
     stage.reasons.update(books.reasons)
     engines = EngineBooks((run for engine in stage.engines for run in engine.runs), stage.stood_still)
     yield from engines.check_holds(books)
-    failures = (began_at for name, began_at, _ in stage.harms if name not in _NO_ENGINE_FAILS)
+    failures = [began_at for name, began_at, _ in stage.harms if name not in _NO_ENGINE_FAILS]
+    failures += engines.silences(from_seconds(stage.settings.gateway.ejection.silence_secs))
     yield from engines.check_places(places, books, until=min(failures, default=stage.loop.micros))
     gateway, num_preemptions = stage.settings.gateway, Counter(mark for mark, _ in books.preemptions)
     yield from engines.check_attempts(gateway.max_attempts, num_preemptions)

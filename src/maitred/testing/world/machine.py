@@ -49,8 +49,10 @@ class Disk:
 
     def heal(self) -> None:
         """Work well again, and begin what was held up."""
+        was_hung = self.is_hung
         self.slow_secs, self.is_full, self.is_hung = 0.0, False, False
         self._loop.release_threads(self)
+        self.met_trouble |= was_hung
 
     def begin(self) -> ThreadFate:
         """Return what becomes of work that begins now."""

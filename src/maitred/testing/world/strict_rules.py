@@ -46,6 +46,20 @@ def draw_crowd(random: Random) -> _Keys:
     }
 
 
+def draw_shares(random: Random) -> _Keys:
+    """Return members of a scenario in which tenants have weights, or requests take slots by their tokens, or both."""
+    kinds = random.choice((("weights",), ("weights",), ("tokens",), ("weights", "tokens")))
+    admission: _Keys = {"reserve": "fixed"}
+    if "weights" in kinds:
+        weights = random.sample((0.5, 1.0, 2.0, 4.0), 3)
+        acme, beta, gamma = ({"weight": weight} for weight in weights)
+        limited = acme | {"max_in_flight": random.choice((None, None, 1, 2))}
+        admission["tenant_policies"] = {"header:acme": limited, "header:beta": beta, "header:gamma": gamma}
+    if "tokens" in kinds:
+        admission |= {"slot_cost": "tokens", "slot_tokens": random.choice((100, 300, 1_000))}
+    return {"mode": "priority", "admission": admission}
+
+
 def _rate(random: Random) -> _Keys:
     legacy = {
         "rate_limit_tokens_per_second": random.choice((0.5, 2.0, 10.0)),

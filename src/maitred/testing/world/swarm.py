@@ -16,7 +16,7 @@ from maitred.testing.world.behaviours import KINDS, MODEL, OTHER_MODEL, ClientPl
 from maitred.testing.world.chaos import FAULTS
 from maitred.testing.world.scenario import Scenario
 from maitred.testing.world.streams import LinkConfig
-from maitred.testing.world.strict_rules import draw_crowd, draw_strict_rules
+from maitred.testing.world.strict_rules import draw_crowd, draw_shares, draw_strict_rules
 
 _MIXTURES: Final = (
     ("interactive", "bulk", "bulk"),
@@ -33,6 +33,8 @@ that time and retries keep to."""
 _MOST_OTHER_FAULTS: Final = 6
 _STRICT: Final = 5
 """Each seed that this divides has further rules of admission (`draw_strict_rules`)."""
+_SHARED: Final = 6
+"""Each seed that leaves 1 when it is divided by this has weights of tenants, or slots by tokens (`draw_shares`)."""
 _CROWDED: Final = 100
 """Each seed that this divides has a crowd instead (`draw_crowd`), which takes ten times as many events."""
 
@@ -41,7 +43,8 @@ def draw_scenario(seed: int) -> Scenario:
     """Return the scenario of a seed."""
     scenario = _draw_common(seed)
     if seed % _STRICT:
-        return scenario
+        shares = draw_shares(Random(f"{seed}/shares")) if seed % _SHARED == 1 else {}
+        return msgspec.structs.replace(scenario, **shares)
     if seed % _CROWDED == 0:
         return msgspec.structs.replace(scenario, **draw_crowd(Random(f"{seed}/crowd")))
     return msgspec.structs.replace(scenario, **draw_strict_rules(Random(f"{seed}/strict rules")))
