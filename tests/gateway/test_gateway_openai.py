@@ -85,7 +85,7 @@ def backend() -> Iterator[Backend]:
 
     thread = threading.Thread(target=asyncio.run, args=(live(),))
     thread.start()
-    up.wait(5)
+    up.wait(30)
     try:
         yield made
     finally:

@@ -43,7 +43,7 @@ def test_a_reload_brings_a_new_certificate_or_changes_nothing(tmp_path: Path) ->
 
     def ask(url: str, name: str, method: str = "GET") -> dict[str, Any]:
         asked = urllib.request.Request(url, method=method, data=b"" if method == "POST" else None)
-        with urllib.request.urlopen(asked, context=trusted[name], timeout=5) as answered:
+        with urllib.request.urlopen(asked, context=trusted[name], timeout=30) as answered:
             found: dict[str, Any] = msgspec.json.decode(answered.read())
             return found
 
@@ -101,13 +101,13 @@ def test_the_port_of_the_operator(tmp_path: Path, given: dict[str, Any], scheme:
     later = ssl.create_default_context(cafile=make_certificate(tmp_path, "third")[0])
 
     def ask(url: str, context: ssl.SSLContext) -> None:
-        urllib.request.urlopen(f"{url}/admin/config", context=context if scheme == "https" else None, timeout=5).close()
+        urllib.request.urlopen(f"{url}/admin/config", context=context if scheme == "https" else None, timeout=30).close()
 
     def replace(url: str) -> None:
         for name, path in zip(("third.pem", "third.key"), own if has_own else (cert, key), strict=True):
             shutil.copy(tmp_path / name, path)
         asked = urllib.request.Request(f"{url}/admin/reload", method="POST", data=b"")
-        urllib.request.urlopen(asked, context=trusted if scheme == "https" else None, timeout=5).close()
+        urllib.request.urlopen(asked, context=trusted if scheme == "https" else None, timeout=30).close()
 
     async def scenario() -> None:
         backend, files, urls = Backend(), Files(), list[str]()

@@ -58,7 +58,7 @@ def processes(commands: Sequence[Sequence[str]], folder: Path) -> Iterator[list[
 
 
 def post(url: str, body: bytes = b"") -> None:
-    with urlopen(Request(url, body, method="POST"), timeout=5) as answer:
+    with urlopen(Request(url, body, method="POST"), timeout=30) as answer:
         answer.read()
 
 
@@ -68,7 +68,7 @@ def wait_until_ready(ports: Sequence[int]) -> None:
     for port in ports:
         while time.monotonic() < until:
             try:
-                with urlopen(f"http://127.0.0.1:{port}/ready", timeout=1):
+                with urlopen(f"http://127.0.0.1:{port}/ready", timeout=10):
                     break
             except (URLError, OSError):
                 time.sleep(0.05)

@@ -30,7 +30,7 @@ def serving(make_app):
 
     thread = threading.Thread(target=uvloop.run, args=(serve(),), daemon=True)
     thread.start()
-    assert started.wait(5)
+    assert started.wait(30)
     try:
         yield url
     finally:
