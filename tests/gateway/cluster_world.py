@@ -1,4 +1,6 @@
-"""Schedulers and gateways that are applications of their own, over TCP, in one loop; backends and clients as in `world`."""
+"""Schedulers and gateways that are applications of their own, over TCP, in one loop; backends and clients as in `world`.
+
+All are on the machine of the scenario: that of this process, or one in memory."""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from itertools import count
 from typing import Any
 
 import msgspec
-from world import CHAT, Backend, ClientConnection, admission_config
+from world import CHAT, MACHINE, Backend, ClientConnection, admission_config
 
 from maitred.core.units import SECOND
 from maitred.gateway import GatewayConfig
@@ -35,6 +37,7 @@ class Cluster:
 
     def __init__(self, backend: Backend, link: SchedulerConfig) -> None:
         self.backend, self.link = backend, link
+        self.machine = MACHINE.get() or Machine()
         self.settings = GatewayConfig(
             backends=(backend.url,), slots_per_backend=SLOTS, health_interval_secs=0.05, health_timeout_secs=10.0
         )
@@ -49,7 +52,7 @@ class Cluster:
         self._connections: list[ClientConnection] = []
 
     def make_scheduler(self, listen: str, **changes: Any) -> SchedulerGateway:
-        link, machine = msgspec.structs.replace(self.link, **changes), Machine()
+        link, machine = msgspec.structs.replace(self.link, **changes), self.machine
         name, tls = f"s{len(self.schedulers)}", listening_context(link)
         port = LinkPort(LinkAddress.parse(listen), None, tls, link_secret(link), name, LEASE)
         election = open_election(link.election, link, machine.random)
@@ -60,7 +63,7 @@ class Cluster:
     async def add_scheduler(self, listen: str = "127.0.0.1:0", **changes: Any) -> SchedulerGateway:
         scheduler = self.make_scheduler(listen, **changes)
         stop = contextlib.AsyncExitStack()
-        await stop.enter_async_context(running_server(scheduler))
+        await stop.enter_async_context(running_server(scheduler, machine=self.machine))
         self._stops[scheduler] = stop
         self.schedulers.append(scheduler)
         return scheduler
@@ -73,8 +76,8 @@ class Cluster:
         make = partial(
             RemoteScheduler, dialer=dialer, name=f"g{len(self.gateways)}", secret=link_secret(link), degrading=degrading
         )
-        gateway = LinkedGateway(self.settings, self.rules, None, self.programs, make_scheduler=make)
-        self.urls.append(await self._stack.enter_async_context(running_server(gateway)))
+        gateway = LinkedGateway(self.settings, self.rules, None, self.programs, make_scheduler=make, machine=self.machine)
+        self.urls.append(await self._stack.enter_async_context(running_server(gateway, machine=self.machine)))
         self.gateways.append(gateway)
         return gateway
 

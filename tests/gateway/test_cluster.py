@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 from cluster_world import SECRET, SLOTS, HeldAnswers, cluster
-from world import admission_config, run_on_sockets
+from world import admission_config, run, run_on_sockets
 
 from maitred.core.errors import ConfigError
 from maitred.gateway.cluster.link_setup import link_secret
@@ -54,7 +54,7 @@ def test_the_next_leader_grants_what_is_free_and_streams_go_on(tmp_path: Path) -
                 await c.until(lambda host=scheduler.host: not host.requests)
                 scheduler.host.end.check()
 
-    run_on_sockets(scenario())
+    run(scenario())
 
 
 def test_a_scheduler_that_ends_hands_over_and_one_that_is_started_anew_stands_by(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_a_scheduler_that_ends_hands_over_and_one_that_is_started_anew_stands_by
             await c.linked()
             assert (await (await c.start_request()).read_response())[0] == 200
 
-    run_on_sockets(scenario())
+    run(scenario())
 
 
 def test_a_scheduler_alone_learns_what_its_gateways_hold_when_it_is_started_anew() -> None:
@@ -96,7 +96,7 @@ def test_a_scheduler_alone_learns_what_its_gateways_hold_when_it_is_started_anew
             assert [status for status, _, _ in answers] == [200, 200, 200]
             assert engine.most == SLOTS
 
-    run_on_sockets(scenario())
+    run(scenario())
 
 
 def test_a_scheduler_says_which_gateways_come_and_go(caplog: pytest.LogCaptureFixture) -> None:
@@ -122,7 +122,7 @@ def test_a_scheduler_says_which_gateways_come_and_go(caplog: pytest.LogCaptureFi
         assert f"{names[0]} is gone (from 127.0.0.1): {held_on}" in caplog.messages
         assert f"{names[1]} has left (from 127.0.0.1)" in caplog.messages
 
-    run_on_sockets(scenario())
+    run(scenario())
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_both_ends_say_in_one_line_why_there_is_no_link(
             assert c.schedulers[0].host is not None
             assert c.schedulers[0].host._last_connection == 1
 
-    run_on_sockets(scenario())
+    run(scenario())
 
 
 def test_a_gateway_with_other_backends_is_told_which() -> None:
@@ -166,7 +166,7 @@ def test_a_gateway_with_other_backends_is_told_which() -> None:
             words = "the backends of this gateway are not those of the scheduler: only it has http://127.0.0.1:1"
             assert words in str(gateway.scheduler.link.problem)
 
-    run_on_sockets(scenario())
+    run(scenario())
 
 
 def test_the_end_that_a_gateway_is_told_is_its_own_and_that_of_a_backend_the_scheduler_s() -> None:
@@ -183,7 +183,7 @@ def test_the_end_that_a_gateway_is_told_is_its_own_and_that_of_a_backend_the_sch
             assert c.schedulers[0].scheduler.fleet.backends[0].is_draining
             assert ended == ["gateway"]
 
-    run_on_sockets(scenario())
+    run(scenario())
 
 
 def test_of_several_schedulers_none_is_obeyed_that_has_no_election() -> None:
@@ -194,7 +194,7 @@ def test_of_several_schedulers_none_is_obeyed_that_has_no_election() -> None:
             assert "this scheduler leads without an election (scheduler.election)" in str(gateway.scheduler.link.problem)
             assert gateway.scheduler.unlinked.mode == "waiting"
 
-    run_on_sockets(scenario())
+    run(scenario())
 
 
 def test_a_port_that_is_taken_ends_the_start_in_one_line() -> None:
@@ -205,7 +205,7 @@ def test_a_port_that_is_taken_ends_the_start_in_one_line() -> None:
                 c.make_scheduler(address).open_link()
             assert str(refused.value).startswith("--listen: ")
 
-    run_on_sockets(scenario())
+    run(scenario())
 
 
 def test_a_gateway_waits_for_a_scheduler_that_is_not_there_yet() -> None:
@@ -220,7 +220,7 @@ def test_a_gateway_waits_for_a_scheduler_that_is_not_there_yet() -> None:
             await c.linked()
             assert (await (await c.start_request()).read_response())[0] == 200
 
-    run_on_sockets(scenario())
+    run(scenario())
 
 
 def test_a_gateway_that_has_no_scheduler_for_long_says_so_in_mode_closed() -> None:
@@ -234,7 +234,7 @@ def test_a_gateway_that_has_no_scheduler_for_long_says_so_in_mode_closed() -> No
             ready = await c.page("/ready")
             assert (ready["ready"], ready["cluster"]["mode"]) == (False, "closed")
 
-    run_on_sockets(scenario())
+    run(scenario())
 
 
 def test_in_mode_share_each_gateway_has_its_part_of_the_slots_and_the_next_scheduler_knows_it() -> None:
@@ -255,7 +255,7 @@ def test_in_mode_share_each_gateway_has_its_part_of_the_slots_and_the_next_sched
             assert [(await each.read_response())[0] for each in requests] == [200] * 4
             assert engine.most == SLOTS
 
-    run_on_sockets(scenario())
+    run(scenario())
 
 
 @pytest.mark.parametrize("mode", ["closed", "share"])
@@ -272,7 +272,7 @@ def test_a_request_of_a_program_that_waits_for_memory_is_answered_where_there_is
             assert (status, headers["retry-after"]) == (503, "5")
             assert b"this gateway has no scheduler at present" in body
 
-    run_on_sockets(scenario())
+    run(scenario())
 
 
 class StandsStill:
@@ -298,7 +298,7 @@ def test_a_gateway_looks_for_the_next_scheduler_before_the_one_that_stands_still
             await c.linked()
             assert (await (await c.start_request()).read_response())[0] == 200
 
-    run_on_sockets(scenario())
+    run(scenario())
 
 
 class FailingOnce(KnownAddresses):
@@ -323,7 +323,7 @@ def test_a_gateway_looks_again_for_a_scheduler_after_a_defect(monkeypatch: pytes
             await c.add_gateway(Dialer(FailingOnce(address)))
             await c.linked()
 
-    run_on_sockets(scenario())
+    run(scenario())
 
 
 def test_a_request_waits_no_longer_than_its_class_allows_where_there_is_no_scheduler() -> None:
@@ -336,7 +336,7 @@ def test_a_request_waits_no_longer_than_its_class_allows_where_there_is_no_sched
             await c.kill(c.schedulers[0])
             assert (await (await c.start_request()).read_response())[0] == 408
 
-    run_on_sockets(scenario())
+    run(scenario())
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command to make a certificate")

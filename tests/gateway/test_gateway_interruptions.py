@@ -8,7 +8,7 @@ from itertools import permutations
 
 import msgspec
 import pytest
-from world import Backend, BackendRequest, GatewayWorld, run_on_sockets, world
+from world import Backend, BackendRequest, GatewayWorld, run, world
 
 from maitred.admission import ReleaseReason
 from maitred.core.request import PriorityClass, Request
@@ -105,7 +105,7 @@ def test_told_to_stop_in_one_turn_of_the_loop(on_preempt: str) -> None:
             for order in ORDERS:
                 await interrupt(w, order, on_preempt)
 
-    run_on_sockets(scenario())
+    run(scenario())
 
 
 async def interrupt(w: GatewayWorld, order: tuple[str, ...], on_preempt: str) -> None:
@@ -144,7 +144,7 @@ def test_a_victim_that_was_admitted_and_does_not_know_it_yet() -> None:
             assert w.state.classes["interactive"].in_flight == 1
             driver.release(preemptor().id, ReleaseReason.DRAINED)
 
-    run_on_sockets(scenario())
+    run(scenario())
 
 
 def test_a_request_that_is_refused_is_not_there() -> None:
@@ -157,7 +157,7 @@ def test_a_request_that_is_refused_is_not_there() -> None:
             assert len(driver.leases) == 1
             driver.release(preemptor().id, ReleaseReason.DRAINED)
 
-    run_on_sockets(scenario())
+    run(scenario())
 
 
 def test_a_request_whose_body_is_being_read_when_the_gateway_ends_is_told_so() -> None:
@@ -172,4 +172,4 @@ def test_a_request_whose_body_is_being_read_when_the_gateway_ends_is_told_so() -
             assert w.state.parked_body_bytes == 0
             assert w.backends[0].received == []
 
-    run_on_sockets(scenario())
+    run(scenario())
