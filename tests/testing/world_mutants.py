@@ -219,6 +219,13 @@ def _oldest_is_passed_over(serve: Any) -> Any:
     return mutant
 
 
+def _nothing_is_kept(serve: Any) -> Any:
+    def mutant(self: Any, now: int) -> Any:
+        yield from serve(self, now)
+
+    return mutant
+
+
 def _newcomer_goes_first(backend_for: Any) -> Any:
     return lambda self, program, pool, needed, left: pool.place_new(program, needed)
 
@@ -287,6 +294,7 @@ MUTANTS: Final[dict[str, Patch]] = {
     "half a line stays": _wrap(LineFile, "_cut_off_half_line", _half_a_line_stays),
     "a paused program is never resumed": _wrap(Passes, "_carry_out", _never),
     "the oldest program is passed over": _wrap(ModelPool, "_serve_oldest", _oldest_is_passed_over),
+    "no engine is kept for the oldest program": _wrap(ModelPool, "_serve_oldest", _nothing_is_kept),
     "a wait for memory has no end": _wrap(Departures, "end_wait", _never),
     "a new program passes those that wait": _wrap(Programs, "_backend_for", _newcomer_goes_first),
     "an engine is never full": _wrap(ModelPool, "room", lambda room: lambda self, backend: inf),
@@ -325,6 +333,7 @@ FOUND_BY: Final = {
     "half a line stays": 9,
     "a paused program is never resumed": 21,
     "the oldest program is passed over": 5,
+    "no engine is kept for the oldest program": 159,
     "a wait for memory has no end": 11,
     "a new program passes those that wait": 11,
     "an engine is never full": 11,

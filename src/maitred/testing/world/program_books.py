@@ -8,7 +8,8 @@
 - a program that has just come takes no memory while others of its model wait for some
 - a program's place is at one engine: it gets one only when it has none, and its requests go there and to no other
 - an engine that is full takes no further program, neither a new one nor one that has waited
-- where there is one engine, nobody passes the program whose turn it is, once that has waited for `patience_secs`
+- nobody passes the program whose turn it is, once that has waited for `patience_secs`, to an engine where it would have fitted
+  for certain, or which has most room for certain, and so is kept for it. With one engine that is each who passes it
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -28,6 +30,10 @@ MAX_LATE: Final = 100 * MILLISECOND
 """How late a decision may be that time alone leads to."""
 _MOST_CHARACTERS_PER_TOKEN: Final = 8
 """More than any prompt of a world has: its words are of four letters. So what is counted of a prompt is less than it takes."""
+_FEWEST_CHARACTERS_PER_TOKEN: Final = 4
+"""Fewer than any has, so what is counted of a prompt is more than it takes."""
+_MOST_ANSWERED: Final = 100
+"""Tokens, more than any answer of a world has."""
 Place: TypeAlias = tuple[Micros, int]
 """From when on a request may be at an engine, and its number."""
 
@@ -43,6 +49,8 @@ class _Program:
     """The engine that has its memory."""
     under_way: dict[int, int] = field(default_factory=dict)
     """Its requests that may be there, each with tokens that it takes at least."""
+    most_tokens: int = 0
+    """More than any of its requests has taken so far, or will take, with its answer."""
     waits: dict[int, Micros] = field(default_factory=dict)
     """Its requests that wait, each with the instant from which on it does."""
 
@@ -53,6 +61,11 @@ class _Program:
     @property
     def waits_since(self) -> Micros:
         return min(self.waits.values())
+
+    @property
+    def most_needed(self) -> int:
+        """More tokens than it takes."""
+        return self.most_tokens * max(1, len(self.under_way), len(self.waits))
 
 
 class ProgramBooks:
@@ -65,6 +78,8 @@ class ProgramBooks:
         self._places = places
         self._memory: dict[int, int | None] = {}
         """The tokens that each engine has for programs, with what they share; None: unknown."""
+        self._capacity: dict[int, int | None] = {}
+        """The same without what they share."""
         self._config = ProgramsConfig()
         self._begun: dict[int, Any] = {}
         """The requests that have begun and not ended, as they came."""
@@ -74,7 +89,6 @@ class ProgramBooks:
         self._programs: dict[int, _Program] = {}
         self._up: dict[int, list[str]] = {}
         """The backends that may have programs, each with its models."""
-        self._num_backends = 0
         self._quiet_since: Micros = 0
         """Since when no request is under way, and backends and places have been as they are."""
 
@@ -112,7 +126,7 @@ class ProgramBooks:
         elif kind == "set_backend":
             capacity = entry["capacity"]
             self._memory[entry["index"]] = None if capacity is None else capacity + entry["shared_tokens"]
-            self._num_backends = max(self._num_backends, entry["index"] + 1)
+            self._capacity[entry["index"]] = capacity
             models = entry["models"] if entry["status"] == "up" else []
             if self._up.get(entry["index"]) != models:
                 self._up[entry["index"]], self._quiet_since = models, entry["at"]
@@ -154,7 +168,7 @@ class ProgramBooks:
             self._programs.pop(serial, None)
         elif (known := self._programs.get(serial)) is not None and action in ("pause", "resume"):
             if reason == "room":
-                yield from self._check_turn(known, at)
+                yield from self._check_turn(known, decision["backend"], at)
             yield from self._check_place(known, None if action == "resume" else decision["backend"], decision)
             known.place, self._quiet_since = decision["backend"] if action == "resume" else None, at
             if reason == "room":
@@ -167,6 +181,8 @@ class ProgramBooks:
             program = self._programs[serial] = _Program(asked["model"], asked["tenant"], priority_class)
         if self._serials.get(number) != serial:
             self._serials[number], program.priority_class = serial, priority_class
+            tokens = asked["characters"] // _FEWEST_CHARACTERS_PER_TOKEN + _MOST_ANSWERED
+            program.most_tokens = max(program.most_tokens, tokens)
         return program
 
     def _waiting(self, model: str) -> list[_Program]:
@@ -191,23 +207,45 @@ class ProgramBooks:
         if memory is not None and used > memory:
             yield f"engine {place} takes program {decision['program']}, and its programs take {used} tokens of {memory}"
 
-    def _check_turn(self, program: _Program, at: Micros) -> Iterator[str]:
-        """Yield whether a program that is resumed passes the one whose turn it is."""
-        if self._num_backends != 1 or self._config.mode != "tr":
+    def _check_turn(self, program: _Program, place: int, at: Micros) -> Iterator[str]:
+        """Yield whether a program that is resumed at an engine passes the one whose turn it is."""
+        waiting = [program, *(each for each in self._waiting(program.model) if each is not program)]
+        highest = max((each.priority_class for each in waiting if each.waits), default=None)
+        since = at - from_seconds(self._config.patience_secs)
+        overdue = [p for p in waiting if p.waits and p.priority_class is highest and p.waits_since <= since]
+        if self._config.mode != "tr" or not overdue:
             return
-        overdue = at - from_seconds(self._config.patience_secs)
-        is_overdue = bool(program.waits) and program.waits_since <= overdue
-        waiting = [each for each in self._waiting(program.model) if each is not program]
-        if not waiting:
-            return
-        highest = max(each.priority_class for each in [program, *waiting] if each.waits)
-        for other in waiting:
-            if other.priority_class is not highest or other.waits_since > overdue:
-                continue
-            is_own = other.tenant == program.tenant and program.priority_class is highest
-            if not is_overdue or (is_own and other.waits_since < program.waits_since):
-                yield f"requests {list(program.waits)} get memory, and {list(other.waits)} wait since {other.waits_since}"
-                return
+        # Of several tenants, the turn is that of the one that holds least, which is not known here.
+        turns = [min((p for p in overdue if p.tenant == name), key=_age) for name in {p.tenant for p in overdue}]
+        is_kept = self._has_most_room(place, program)
+        least = self._least_room(place, program)
+        if program not in turns and all(is_kept or self._need(turn) <= least for turn in turns):
+            others = [(list(turn.waits), turn.waits_since) for turn in turns]
+            yield f"requests {list(program.waits)} get memory at engine {place}, and it is the turn of one of {others}"
+
+    def _need(self, program: _Program) -> int:
+        return program.most_needed + self._config.buffer_tokens
+
+    def _least_room(self, place: int, but: _Program) -> float:
+        """Return fewer tokens than there are left for a program at an engine, beside all but one."""
+        capacity, there = self._capacity.get(place), [p for p in self._programs.values() if p.place == place and p is not but]
+        if capacity is None:
+            return 0.0
+        headroom = self._config.headroom * capacity if there else 0.0
+        return capacity - headroom - sum(map(self._need, there))
+
+    def _most_room(self, place: int) -> float:
+        """Return more tokens than there are left at an engine."""
+        memory, there = self._memory.get(place), [p for p in self._programs.values() if p.place == place]
+        if memory is None:
+            return inf
+        return memory - sum(self._config.buffer_tokens + sum(program.under_way.values()) for program in there)
+
+    def _has_most_room(self, place: int, program: _Program) -> bool:
+        """Return whether an engine has most room for certain, of those that may serve the model of a program."""
+        others = [other for other, models in self._up.items() if other != place and program.model in models]
+        least = self._least_room(place, program)
+        return all(self._most_room(other) < least for other in others)
 
     def _check_waits(self, now: Micros) -> Iterator[str]:
         """Yield who waits too long at an instant."""
@@ -232,3 +270,7 @@ class ProgramBooks:
         others = (each for each in self._programs.values() if each is not program and (each.has_place or each.waits))
         is_served = any(program.model in models for models in self._up.values())
         return is_served and all(other.priority_class <= program.priority_class for other in others)
+
+
+def _age(program: _Program) -> Micros:
+    return program.waits_since
