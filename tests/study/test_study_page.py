@@ -24,7 +24,7 @@ def picture_of(page: str) -> Any:
 def test_a_comparison_shows_relative_differences(tmp_path: Path) -> None:
     sides = [Candidate(instance=InstanceConfig(max_num_seqs=count)) for count in (64, 4)]
     comparison = compare(*sides, workload=Load(rate=20, num_requests=60, output_tokens="50"), seeds=3)
-    comparison.presentation().write_page(tmp_path / "c.html")
+    (tmp_path / "c.html").write_bytes(comparison.presentation().page())
     page = (tmp_path / "c.html").read_text(encoding="utf-8")
     picture = picture_of(page)
     (pairing,) = comparison.pairings
@@ -64,7 +64,7 @@ def candidate(index: int, cost: float, ttft: float, values: dict[str, Any] | Non
 def test_a_sweep_shows_its_candidates_and_the_front(tmp_path: Path) -> None:
     candidates = (candidate(1, 1, 9_000), candidate(2, 2, 400), candidate(3, 3, 450), candidate(4, 4, 30))
     result = SweepResult(criteria=CRITERIA, candidates=candidates, runs=(), simulated="llama-3.1-8b on a GPU")
-    result.presentation().write_page(tmp_path / "s.html")
+    (tmp_path / "s.html").write_bytes(result.presentation().page())
     page = (tmp_path / "s.html").read_text(encoding="utf-8")
     assert "Best: llama-3.1-8b on a GPU." in page
     picture = picture_of(page)
@@ -80,7 +80,7 @@ def test_a_sweep_shows_its_candidates_and_the_front(tmp_path: Path) -> None:
 def test_names_are_text_and_never_markup(tmp_path: Path) -> None:
     evil = "<script>alert('\"&')"
     one = candidate(1, 1, 100, {"instance.scheduler": evil})
-    SweepResult(criteria=CRITERIA, candidates=(one,), runs=()).presentation().write_page(tmp_path / "s.html")
+    (tmp_path / "s.html").write_bytes(SweepResult(criteria=CRITERIA, candidates=(one,), runs=()).presentation().page())
     page = (tmp_path / "s.html").read_text(encoding="utf-8")
     assert '<td data-label="TTFT p99 ms">' in page  # what a phone shows beside the figure
     assert page.count("<script>") == 2  # uPlot, and the script of the page
@@ -117,7 +117,7 @@ def test_capacity_shows_the_knee_of_the_chosen_size(tmp_path: Path) -> None:
         runs=5,
         options=(option,),
     )
-    result.presentation().write_page(tmp_path / "k.html")
+    (tmp_path / "k.html").write_bytes(result.presentation().page())
     page = (tmp_path / "k.html").read_text(encoding="utf-8")
     (group,) = picture_of(page)["groups"]
     assert group["label"] == "2 × H100, TP 1"

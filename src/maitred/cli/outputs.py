@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from maitred.report import Assessment, Fitness, OutputFile, RunSetup, Summary
     from maitred.report.steady_state import Warmup
     from maitred.sim import Results
+    from maitred.study.presentation import StudyResult
     from maitred.workload import Trace
 
 STANDARD_OUTPUT: Final = Path("-")
@@ -156,8 +157,6 @@ def open_outputs(flags: FileFlags, inputs: Mapping[str, Path | None], trace: Tra
 
     Raises ConfigError for files that cannot be written, that are also read, or for which a library is missing.
     """
-    from maitred.report import OutputFile
-
     _check_kinds(flags)
     named = {
         "--results-path": flags.results_path,
@@ -170,7 +169,26 @@ def open_outputs(flags: FileFlags, inputs: Mapping[str, Path | None], trace: Tra
     written = [*(("--trace-output", path) for path in (target.files if target else ())), *_present(named)]
     read = [*_present(inputs), *(("--trace", path) for path in (trace.files if trace else ()))]
     _check_overlap(written, read)
-    return Outputs(*(stack.enter_context(OutputFile(path, where=name)) if path else None for name, path in named.items()))
+    return Outputs(*map(open_files(named, stack).get, named))
+
+
+def open_files(named: Mapping[str, Path | None], stack: ExitStack) -> dict[str, OutputFile]:
+    """Open the files that flags name, by flag, until `stack` is closed. Raises ConfigError for one that cannot be written, and
+    for two that are the same."""
+    from maitred.report import OutputFile
+
+    _check_overlap(_present(named), ())
+    return {name: stack.enter_context(OutputFile(path, where=name)) for name, path in _present(named)}
+
+
+def write_study(found: StudyResult, files: Mapping[str, OutputFile]) -> None:
+    """Write what came of a study to those of its files that are open: `--json` and `--report`."""
+    import msgspec
+
+    if "--json" in files:
+        files["--json"].write(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
+    if "--report" in files:
+        files["--report"].write(found.presentation().page())
 
 
 def _check_kinds(flags: FileFlags) -> None:

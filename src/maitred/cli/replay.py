@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from maitred.cli.flags import SWITCH, CommandFlags, command, flag
-from maitred.cli.outputs import STANDARD_OUTPUT
+from maitred.cli.outputs import STANDARD_OUTPUT, open_files, write_study
+from maitred.cli.study import print_result
 from maitred.cli.terminal import exit_on_signals, progress_bar
 from maitred.core.errors import ConfigError
 
@@ -73,21 +74,12 @@ def replay(flags: ReplayFlags) -> None:
     maitred replay LOG --record FILE --config OTHER.yaml. Exit code: 0, or 1 if a bound of --constraint is missed, 2 if files
     cannot be used.
     """
-    from maitred.report import OutputFile
-
     with exit_on_signals(), ExitStack() as stack:
-        file = stack.enter_context(OutputFile(flags.json, where="--json")) if flags.json else None
+        files = open_files({"--json": flags.json, "--report": flags.report}, stack)
         found = _what_if(flags)
-        if file is not None:
-            import msgspec
-
-            file.write(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
-        if flags.report is not None:
-            found.presentation().write_page(flags.report)
+        write_study(found, files)
     if not flags.quiet and flags.json != STANDARD_OUTPUT:
-        from rich.console import Console
-
-        found.presentation().print(Console())
+        print_result(found)
     if not all(bound.holds for bound in found.bounds):
         raise typer.Exit(BOUND_MISSED)
 

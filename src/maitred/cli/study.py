@@ -14,7 +14,7 @@ import typer
 
 from maitred.cli.config_flags import CAPACITY, WORKLOAD
 from maitred.cli.flags import SWITCH, CommandFlags, command, flag
-from maitred.cli.outputs import STANDARD_OUTPUT
+from maitred.cli.outputs import STANDARD_OUTPUT, open_files, write_study
 from maitred.cli.shared_flags import InstanceFlags, RunFlags, horizon, instance_values, parse_groups, slo
 from maitred.cli.terminal import ShowProgress, exit_on_signals, progress_bar
 from maitred.core.errors import ConfigError
@@ -24,7 +24,6 @@ from maitred.core.units import to_seconds
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from maitred.report import OutputFile
     from maitred.study.candidate import Candidate
     from maitred.study.capacity import CapacityResult
     from maitred.study.comparison import Comparison
@@ -81,15 +80,14 @@ def compare(flags: CompareFlags) -> None:
     Each seed makes one workload, which all configurations serve. The workload has the flags of maitred simulate.
     """
     with exit_on_signals(), ExitStack() as stack:
-        comparison = _run_comparison(flags, stack)
-        if flags.report is not None:
-            comparison.presentation().write_page(flags.report)
+        files = open_files({"--json": flags.json, "--report": flags.report}, stack)
+        comparison = _compare(flags)
+        write_study(comparison, files)
     if not flags.quiet and flags.json != STANDARD_OUTPUT:
         print_result(comparison)
 
 
-def _run_comparison(flags: CompareFlags, stack: ExitStack) -> Comparison:
-    from maitred.report import OutputFile
+def _compare(flags: CompareFlags) -> Comparison:
     from maitred.study.compare import DEFAULT_METRICS, compare_candidates
     from maitred.study.runs import parse_seeds
     from maitred.workload.load import as_flag, describe, make_self_contained, read_workload_spec
@@ -97,9 +95,8 @@ def _run_comparison(flags: CompareFlags, stack: ExitStack) -> Comparison:
     sides = _read_candidates(flags)
     targets = slo(flags, read_workload_spec(flags.load, as_flag))
     load = make_self_contained(flags.load, as_flag)
-    file = stack.enter_context(OutputFile(flags.json, where="--json")) if flags.json else None
     with progress_bar(quiet=bool(flags.quiet)) as show:
-        comparison = compare_candidates(
+        return compare_candidates(
             sides,
             load,
             parse_seeds(flags.seeds, flags.run_seed, where="--seeds"),
@@ -110,21 +107,12 @@ def _run_comparison(flags: CompareFlags, stack: ExitStack) -> Comparison:
             jobs=flags.jobs,
             progress=lambda done, total: show(done / total, f"{done} of {total} runs"),
         )
-    write_json(comparison, file)
-    return comparison
 
 
 def print_result(result: StudyResult) -> None:
     from rich.console import Console
 
     result.presentation().print(Console())
-
-
-def write_json(result: object, file: OutputFile | None) -> None:
-    import msgspec
-
-    if file is not None:
-        file.write(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
 
 
 def _read_candidates(flags: CompareFlags) -> dict[str, Candidate]:
@@ -169,8 +157,10 @@ def sweep(flags: SweepFlags) -> None:
     if flags.spec is None:
         raise ConfigError("there is nothing to sweep", hint="maitred sweep SPEC.yaml")
     out = flags.out or Path(f"{flags.spec.stem}.sweep")
-    with exit_on_signals():
+    with exit_on_signals(), ExitStack() as stack:
+        files = open_files({"--report": flags.report}, stack)
         result = _run_and_write(flags, flags.spec, out)
+        write_study(result, files)
     if not flags.quiet:
         print_result(result)
 
@@ -210,7 +200,6 @@ def _write_result(flags: SweepFlags, result: SweepResult, out: Path) -> None:
         result.plot(flags.plot)
         written.append(flags.plot)
     if flags.report is not None:
-        result.presentation().write_page(flags.report)
         written.append(flags.report)
     _announce_files(written, quiet=bool(flags.quiet))
 
@@ -304,19 +293,17 @@ def capacity(flags: CapacityFlags) -> None:
 
     The workload has the flags of maitred simulate. Size and rate are bisected, with the same workload for all options.
     """
-    from maitred.report import OutputFile, check_plot_path
+    from maitred.report import check_plot_path
 
     check_ray(flags.ray, flags.jobs)
     if flags.plot is not None:
         check_plot_path(flags.plot, where="--plot")
     with exit_on_signals(), ExitStack() as stack:
-        file = stack.enter_context(OutputFile(flags.json, where="--json")) if flags.json else None
+        files = open_files({"--json": flags.json, "--report": flags.report}, stack)
         result = _find_capacity(flags)
-        write_json(result, file)
+        write_study(result, files)
     if flags.plot is not None:
         result.plot(flags.plot)
-    if flags.report is not None:
-        result.presentation().write_page(flags.report)
     if not flags.quiet and flags.json != STANDARD_OUTPUT:
         print_result(result)
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from maitred.cli.flags import SWITCH, CommandFlags, command, flag
-from maitred.cli.outputs import STANDARD_OUTPUT
-from maitred.cli.study import check_ray, print_result, write_json
+from maitred.cli.outputs import STANDARD_OUTPUT, open_files, write_study
+from maitred.cli.study import check_ray, print_result
 from maitred.cli.terminal import exit_on_signals, progress_bar
 from maitred.core.errors import ConfigError
 
@@ -80,17 +80,18 @@ def tune(flags: TuneFlags) -> None:
     traffic, and the best of them told on the rest. Exit code: 0 if the best one is better than today there with 95 %, 1 if not.
     """
     with exit_on_signals(), ExitStack() as stack:
-        found = _search(flags, stack)
-        if flags.report is not None:
-            found.presentation().write_page(flags.report)
+        files = open_files({"--json": flags.json, "--write": flags.write, "--report": flags.report}, stack)
+        found = _search(flags)
+        write_study(found, files)
+        if "--write" in files:
+            files["--write"].write(_file(found).encode())
     if not flags.quiet and flags.json != STANDARD_OUTPUT:
         print_result(found)
     if not found.is_better:
         raise typer.Exit(NOT_BETTER)
 
 
-def _search(flags: TuneFlags, stack: ExitStack) -> Tuned:
-    from maitred.report import OutputFile
+def _search(flags: TuneFlags) -> Tuned:
     from maitred.study.tune import tune as search
 
     if not flags.logs:
@@ -98,12 +99,8 @@ def _search(flags: TuneFlags, stack: ExitStack) -> Tuned:
     if not flags.record:
         raise ConfigError("no record is named", where="--record", hint="the file that maitred serve --record has written")
     check_ray(flags.ray, flags.jobs)
-    as_json, written = (
-        stack.enter_context(OutputFile(path, where=name)) if path else None
-        for path, name in ((flags.json, "--json"), (flags.write, "--write"))
-    )
     with progress_bar(quiet=bool(flags.quiet)) as show:
-        found = search(
+        return search(
             flags.logs,
             flags.record,
             flags.slo or [],
@@ -120,10 +117,6 @@ def _search(flags: TuneFlags, stack: ExitStack) -> Tuned:
             ray=flags.ray,
             progress=lambda done, total: show(done / total, f"{done} of {total} replays"),
         )
-    write_json(found, as_json)
-    if written is not None:
-        written.write(_file(found).encode())
-    return found
 
 
 def _engine(path: Path | None) -> dict[str, Any] | None:

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from html import escape
-from pathlib import Path
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from maitred.report.output_file import OutputFile
 from maitred.report.page.parts import ZOOM_NOTE, page_parts, scatter_html, table_html
 from maitred.report.panels import Scatter
 from maitred.report.table import print_table, print_to_text
@@ -49,10 +47,9 @@ class Presentation(msgspec.Struct, frozen=True, kw_only=True):
         for note in self.notes:
             console.print(note, style="dim", highlight=False, markup=False)
 
-    def write_page(self, path: str | Path) -> None:
-        """Write the page. Raises ConfigError for a path that cannot be written."""
-        with OutputFile(Path(path)) as file:
-            file.write("".join(self._page()).encode())
+    def page(self) -> bytes:
+        """Return the page."""
+        return "".join(self._page()).encode()
 
     def _page(self) -> Iterator[str]:
         # Two tables may have a line in common, such as what the first side is.

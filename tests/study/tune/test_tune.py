@@ -147,6 +147,12 @@ def test_the_space_depends_on_what_there_is_to_vary() -> None:
         ("gateway.port=1,2", "is no key that can be varied"),
         ("admission.clases=1", "is no key that can be varied"),
         (f"{RESERVED}=", "there should be a list of values"),
+        (f"{RESERVED}=[,2", "'[' is no value"),
+        (f"{RESERVED}=0.1,much", "reserved_per_slot: expected a number, or nothing, found 'much'"),
+        (f"{RESERVED}=-1", "reserved_per_slot"),
+        ("gateway.slots_per_backend=8,xinf", "'xinf' is no number of slots"),
+        ("gateway.slots_per_backend=x-1", "'x-1' is no number of slots"),
+        ("gateway.slots_per_backend=eight", "'eight' is no number of slots"),
     ],
 )
 def test_a_key_that_cannot_be_varied_is_one_clear_line(wanted: str, said: str) -> None:
@@ -181,12 +187,11 @@ def test_what_holds_today_is_what_the_log_says(recorded: Path, tmp_path: Path) -
     rules = Rules(world, tmp_path / "today.yaml")
     assert rules.candidate({}) == rules.today
     half = rules.candidate({"gateway.slots_per_backend": "x0.5"})
-    assert half is not None
     assert (rules.today.cluster.capacity, half.cluster.capacity) == (8, 4)
     more = rules.candidate({"gateway.slots_per_backend": "x2"})
-    assert more is not None
     assert (more.cluster.capacity, more.instance.max_num_seqs) == (16, rules.today.instance.max_num_seqs)
-    assert rules.candidate({RESERVED: -1}) is None
+    with pytest.raises(ConfigError, match="reserved_per_slot"):
+        rules.candidate({RESERVED: -1})
     assert "null" not in rules.text({RESERVED: 0.5})
 
 
@@ -205,6 +210,11 @@ def test_keys_of_classes_bring_classes_to_a_gateway_without(tmp_path: Path) -> N
         ((), "--slo: there is nothing to hold"),
         (("--slo", "interactive.ttft_p99 <= 3"), "there is no metric 'interactive.ttft_p99' (did you mean 'ttft_p99_ms'?)"),
         (("--slo", "completed_requests >= 3"), "is no upper limit of a latency"),
+        (("--slo", "ttft_p99_ms <= 0"), "is no upper limit of a latency"),
+        (("--slo", SLO, "--seed", -1), "--seed: -1 is out of range"),
+        (("--slo", SLO, "--report", "no/page.html"), "--report: there is no directory no"),
+        (("--slo", SLO, "--json", "one", "--write", "one"), "--write: one is already what --json writes to"),
+        (("--slo", SLO, "--vary", "routing.policy=nonsense", "--jobs", 1), "the first: unknown routing policy 'nonsense'"),
         (("--slo", "system.ttft_p99_ms <= 3"), "no recorded request is of the class or tenant 'system'"),
         (("--slo", SLO, "--holdout", 0.9), "--holdout: 0.9 is out of range (0.05 to 0.8)"),
         (("--slo", SLO, "--holdout", 0.1), "700 requests are too few to tune by"),
@@ -218,3 +228,22 @@ def test_keys_of_classes_bring_classes_to_a_gateway_without(tmp_path: Path) -> N
 def test_a_mistake_is_one_line(recorded: Path, maitred: Callable[..., Any], flags: tuple[object, ...], said: str) -> None:
     result = maitred(*arguments(recorded, *flags))
     assert (result.code, result.err.count("\n"), said in result.err) == (2, 1, True), result.err
+
+
+def test_a_limit_on_first_tokens_needs_answers_that_stream(recorded: Path, maitred: Callable[..., Any], tmp_path: Path) -> None:
+    rows = (recorded / "record.csv").read_text().splitlines()
+    (tmp_path / "record.csv").write_text("\n".join(row.replace(",true,m,", ",false,m,") for row in rows))
+    (tmp_path / "decisions.jsonl").write_bytes((recorded / "decisions.jsonl").read_bytes())
+    result = maitred(*arguments(tmp_path, "--slo", SLO))
+    assert (result.code, "there are no such requests" in result.err) == (2, True), result.err
+
+
+@pytest.mark.parametrize(("column", "value"), [("arrival_secs", "1e300"), ("e2e_secs", "-4"), ("cached_tokens", "1e300")])
+def test_a_row_with_an_impossible_number_is_named(
+    recorded: Path, maitred: Callable[..., Any], tmp_path: Path, column: str, value: str
+) -> None:
+    head, first, *rows = (recorded / "record.csv").read_text().splitlines()
+    changed = ",".join(value if name == column else each for name, each in zip(head.split(","), first.split(","), strict=True))
+    (tmp_path / "record.csv").write_text("\n".join([head, changed, *rows]))
+    result = maitred("tune", recorded / "decisions.jsonl", "--record", "record.csv", "--slo", SLO)
+    assert (result.code, f"record.csv:2: {column} should be" in result.err) == (2, True), result.err

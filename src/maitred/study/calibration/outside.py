@@ -136,8 +136,8 @@ class _Simulated(msgspec.Struct, frozen=True, eq=False):
     def of(cls, rows: Sequence[MeasuredRequest], engine: InstanceConfig) -> _Simulated:
         results = simulate(timeline_jobs(rows), instance=engine)
         if (results.outcome != Outcome.COMPLETED).any():
-            hint = "is --config the engine that served them? max_model_len and total_kv_blocks limit a request"
-            raise ConfigError("some requests cannot be served by this engine", where="--clients", hint=hint)
+            hint = "is this the engine that served them? max_model_len and total_kv_blocks limit a request"
+            raise ConfigError("some measured requests cannot be served by the engine that is configured", hint=hint)
         order = np.argsort(results.request_id)
         first, arrival = results.first_token[order], results.arrival[order]
         decode, waited = results.finished[order] - first, results.scheduled[order] - arrival

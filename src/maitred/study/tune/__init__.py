@@ -25,8 +25,9 @@ import numpy as np
 from msgspec.structs import replace
 
 from maitred.core.errors import ConfigError
+from maitred.study.candidate import Candidate
 from maitred.study.runs import Progress
-from maitred.study.tune.goal import Limit, Part, Score, judge, parse_limit
+from maitred.study.tune.goal import Limit, Part, Score, judge, parse_limit, streaming
 from maitred.study.tune.result import Tuned, TunedCandidate
 from maitred.study.tune.rules import Rules
 from maitred.study.tune.search import RUNGS, Halving, num_candidates
@@ -81,6 +82,7 @@ def tune(
         ("--seeds", seeds, 1, 100),
         ("--may-refuse", may_refuse, 0, 1),
         ("--holdout", holdout, 0.05, 0.8),
+        ("--seed", seed, 0, 10**9),
     ):
         if not least <= value <= most:
             raise ConfigError(f"{value:g} is out of range", where=flag, hint=f"{least:g} to {most:g}")
@@ -110,13 +112,14 @@ def _split(recorded: Recorded, holdout: float) -> int:
 
 
 def _check_groups(recorded: Recorded, limits: Sequence[Limit], first: int) -> None:
-    """Raise ConfigError for a limit of a class or tenant that either part of the traffic lacks."""
-    groups = Groups(recorded.requests)
+    """Raise ConfigError for a limit on requests that either part of the traffic lacks."""
+    groups, streams = Groups(recorded.requests), streaming(recorded.requests)
     for limit in limits:
-        rows = groups.rows(limit.figure.group)
+        rows = limit.counted(groups, streams)
         if not (rows[:first].any() and rows[first:].any()):
             problem = f"{limit.text}: there are no such requests in both what is searched on and what is held out"
-            raise ConfigError(problem, where="--slo")
+            hint = "an answer that does not stream has no TTFT" if limit.is_of_streams else ""
+            raise ConfigError(problem, where="--slo", hint=hint)
 
 
 def _first_part(world: ReplayWorld, count: int) -> ReplayWorld:
@@ -150,29 +153,44 @@ class _Search:
         self._rules, self._trials, self._worlds, self._limits = rules, trials, worlds, limits
         self._may_refuse, self._progress, self._seed = may_refuse, progress, seed
         self._done, self._total = 0, 1
+        self._problem: ConfigError | None = None
+        """Why the first rules that were impossible are."""
 
     def search(self, space: Space, budget: float) -> list[tuple[Score, Point]]:
         count = num_candidates(budget)
         self._total = round(count * (1 + 2 / 3 + 4 / 9)) + len(RUNGS)
         ranked = Halving(space, count, self._seed).run(self._scores)
         if not ranked:
-            raise ConfigError("no rules of this space can be simulated", where="--vary")
+            assert self._problem is not None
+            raise ConfigError(f"no rules of this space can be simulated; the first: {self._problem}")
         return ranked
 
     def _scores(self, points: Sequence[Point], rung: int) -> list[Score | None]:
-        made = [self._rules.candidate(point) for point in points]
-        possible = [each for each in made if each is not None]
-        trials = [Trial(rung, each, CENTRAL) for each in (self._rules.today, *possible)]
-        today, *runs = self._run(trials)
-        assert today is not None
+        made = {index: each for index, point in enumerate(points) if (each := self._candidate(point)) is not None}
+        today, *runs = self._run([Trial(rung, each, CENTRAL) for each in (self._rules.today, *made.values())])
+        if isinstance(today, ConfigError):
+            raise today
         part = self._part(rung, np.ones(len(self._worlds[rung].recorded.requests), dtype=bool), today)
-        scores = iter([None if run is None else part.score(run) for run in runs])
-        return [None if each is None else next(scores) for each in made]
+        found: list[Score | None] = [None] * len(points)
+        for index, run in zip(made, runs, strict=True):
+            if isinstance(run, ConfigError):
+                self._problem = self._problem or run
+            else:
+                found[index] = part.score(run)
+        return found
+
+    def _candidate(self, point: Point) -> Candidate | None:
+        """Return what is simulated of a point, or None for rules that no configuration may have."""
+        try:
+            return self._rules.candidate(point)
+        except ConfigError as error:
+            self._problem = self._problem or error
+            return None
 
     def _part(self, world: int, rows: Any, today: ReplayedRun) -> Part:
         return Part(self._worlds[world].recorded.requests, rows, self._limits, today, self._may_refuse)
 
-    def _run(self, trials: Sequence[Trial]) -> list[ReplayedRun | None]:
+    def _run(self, trials: Sequence[Trial]) -> list[ReplayedRun | ConfigError]:
         runs = self._trials.run(trials, self._show)
         self._done += len(trials)
         return runs
@@ -186,11 +204,14 @@ class _Search:
         world, whole = self._worlds[-1], len(self._worlds) - 1
         held_out = np.arange(len(world.recorded.requests)) >= first
         drawn = [CENTRAL, *(self._seed + index for index in range(1, seeds))]
-        candidates = [(point, self._rules.candidate(point)) for point in points]
-        made = [self._rules.today, *(each for _, each in candidates if each is not None)]
+        made = [self._rules.today, *(self._rules.candidate(point) for point in points)]
         self._total = self._done + len(made) * len(drawn)
         runs = self._run([Trial(whole, each, seed) for each in made for seed in drawn])
-        known = [run for run in runs if run is not None]
+        known: list[ReplayedRun] = []
+        for run in runs:
+            if isinstance(run, ConfigError):  # Rules that serve the first part may be impossible for what comes later.
+                raise run
+            known.append(run)
         sides = [known[at : at + len(drawn)] for at in range(0, len(known), len(drawn))]
         parts = [self._part(whole, rows, sides[0][0]) for rows in (held_out, ~held_out)]
         told = [
@@ -200,7 +221,7 @@ class _Search:
                 held_out=judge(parts[0], sides[0], side, self._seed),
                 searched=judge(parts[1], sides[0], side, self._seed),
             )
-            for (point, _), side in zip(candidates, sides[1:], strict=True)
+            for point, side in zip(points, sides[1:], strict=True)
         ]
         # By what the search has seen: to choose by the part that was held out would fit the choice to it.
         return Tuned(

@@ -57,6 +57,16 @@ class Limit(msgspec.Struct, frozen=True):
     figure: Figure
     constraint: Constraint
 
+    @property
+    def is_of_streams(self) -> bool:
+        """Whether only answers that stream count: of others nobody sees a first token."""
+        return self.figure.plain.startswith("ttft")
+
+    def counted(self, groups: Groups, streams: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return the requests that it is about."""
+        rows = groups.rows(self.figure.group)
+        return rows & streams if self.is_of_streams else rows
+
     def excess_of(self, value: float, unserved: float) -> float:
         """Return by which share a value exceeds it; `unserved` is the share of requests that were not served."""
         if math.isinf(value) or math.isnan(value):
@@ -68,10 +78,15 @@ def parse_limit(text: str) -> Limit:
     """Return the limit that `interactive.ttft_p99_ms <= 500` states. Raises ConfigError."""
     constraint = parse_constraint(text, "--slo")
     figure = find_figure(constraint.metric, "--slo")
-    if not figure.is_latency or constraint.better is not Better.LOWER:
+    if not figure.is_latency or constraint.better is not Better.LOWER or constraint.limit <= 0:
         hint = "interactive.ttft_p99_ms <= 500"
         raise ConfigError(f"{text!r} is no upper limit of a latency", where="--slo", hint=hint)
     return Limit(text, figure, constraint)
+
+
+def streaming(requests: Sequence[RecordedRequest]) -> NDArray[np.bool_]:
+    """Return which requests have asked for a stream."""
+    return np.array([each.stream for each in requests], dtype=bool)
 
 
 class Part:
@@ -88,8 +103,8 @@ class Part:
         """`rows` are the requests that count, `today` is a run under the rules in force. Limits of a class or tenant without
         requests here hold."""
         groups = Groups(requests)
-        self._streams = np.array([each.stream for each in requests], dtype=bool)
-        self._rows = {limit.text: rows & groups.rows(limit.figure.group) for limit in limits}
+        streams = streaming(requests)
+        self._rows = {limit.text: rows & limit.counted(groups, streams) for limit in limits}
         self.limits = [limit for limit in limits if self._rows[limit.text].any()]
         self.classes = {name: rows & of_class for name, of_class in groups.classes.items() if (rows & of_class).any()}
         served = today.e2e[~np.isnan(today.e2e)]
@@ -120,11 +135,11 @@ class Part:
 
     def values(self, limit: Limit, run: ReplayedRun) -> Floats:
         """Return the latencies of the requests that a limit is about, in ms."""
-        return self._times(limit, run)[self._counted(limit, run)]
+        return self._times(limit, run)[self._rows[limit.text]]
 
-    def blocks_of(self, limit: Limit, run: ReplayedRun) -> NDArray[np.int_]:
+    def blocks_of(self, limit: Limit) -> NDArray[np.int_]:
         """Return the blocks of these requests."""
-        found: NDArray[np.int_] = self.blocks[self._counted(limit, run)]
+        found: NDArray[np.int_] = self.blocks[self._rows[limit.text]]
         return found
 
     def prices(self, run: ReplayedRun) -> dict[str, float]:
@@ -143,13 +158,8 @@ class Part:
         return float(self.times(run)[of_class].mean())
 
     def _times(self, limit: Limit, run: ReplayedRun) -> Floats:
-        times = run.ttft if limit.figure.plain.startswith("ttft") else run.e2e
+        times = run.ttft if limit.is_of_streams else run.e2e
         return np.where(np.isnan(times), np.inf, times / MILLISECOND)
-
-    def _counted(self, limit: Limit, run: ReplayedRun) -> NDArray[np.bool_]:
-        # An answer that does not stream has no first token that anyone sees.
-        rows = self._rows[limit.text]
-        return rows & self._streams if limit.figure.plain.startswith("ttft") else rows
 
     def _unserved(self, limit: Limit, run: ReplayedRun) -> float:
         values = self.values(limit, run)
@@ -264,7 +274,7 @@ def _resampled_limit(
     found = np.zeros(len(draws))
     for index, run in enumerate(side):
         chosen = np.flatnonzero(runs == index)
-        values, blocks = part.values(limit, run), part.blocks_of(limit, run)
+        values, blocks = part.values(limit, run), part.blocks_of(limit)
         for some in np.array_split(chosen, max(1, len(chosen) * len(values) // 4_000_000)):
             found[some] = _weighted(values, limit.figure.quantile, draws[some][:, blocks].astype(float))
     return found

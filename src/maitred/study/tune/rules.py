@@ -15,13 +15,12 @@ import msgspec
 import yaml
 
 from maitred.config import Config
-from maitred.core.errors import ConfigError
 from maitred.core.request import PriorityClass
 from maitred.core.yaml_document import YamlDocument
-from maitred.core.yaml_schema import document_to_struct
+from maitred.core.yaml_schema import document_to_struct, first_problem
 from maitred.files import InputFile
 from maitred.study.candidate import Candidate
-from maitred.study.tune.space import SLOTS, Point, settings_of
+from maitred.study.tune.space import SLOTS, Point, set_key, settings_of
 from maitred.study.what_if.world import ReplayWorld
 
 _CLASSES: Final = "admission.classes."
@@ -79,18 +78,17 @@ class Rules:
             return {"admission.mode": "priority", **found}  # These keys mean nothing without classes.
         return found
 
-    def candidate(self, point: Point) -> Candidate | None:
-        """Return what is simulated of a point, or None if no configuration may be so."""
+    def candidate(self, point: Point) -> Candidate:
+        """Return what is simulated of a point. Raises ConfigError if no configuration may be so."""
         # More slots than an engine was seen to fill do not make it run more at once: what is beyond waits in it.
         instance = {"max_num_seqs": self.today.instance.max_num_seqs}
         instance |= {key.removeprefix(_ENGINE): value for key, value in self.settings(point).items() if key.startswith(_ENGINE)}
         tree = self._with(point)
         if SLOTS not in self.settings(point):  # Those that were in force, which may have been learned.
             tree.get("gateway", {}).pop("slots_per_backend", None)
-        try:
-            return self.world.candidate(msgspec.convert(tree, Config), instance)
-        except (msgspec.ValidationError, ConfigError):
-            return None
+        if problem := first_problem(tree, Config, lambda _: ""):
+            raise problem.error
+        return self.world.candidate(msgspec.convert(tree, Config), instance)
 
     def text(self, point: Point) -> str:
         """Return the configuration of a point as YAML."""
@@ -100,13 +98,7 @@ class Rules:
     def _with(self, point: Point) -> dict[str, Any]:
         tree = {"gateway": {}, **deepcopy(self._tree)}
         for key, value in self.settings(point).items():
-            *above, last = key.split(".")
-            place = tree
-            for step in above:
-                if not isinstance(place.get(step), dict):
-                    place[step] = {}
-                place = place[step]
-            place[last] = value
+            set_key(tree, key, value)
         return {name: section for name, section in tree.items() if section}
 
 

@@ -10,6 +10,7 @@ scheduled.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -20,7 +21,7 @@ from maitred.config import Config
 from maitred.core.errors import ConfigError, nearest_name_hint
 from maitred.core.request import PriorityClass
 from maitred.core.yaml_document import YamlDocument
-from maitred.core.yaml_schema import type_at
+from maitred.core.yaml_schema import dotted_key, first_problem, type_at
 from maitred.files import InputFile
 from maitred.study.sweep.spec import coupled_keys, uncoupled
 
@@ -29,6 +30,8 @@ Point: TypeAlias = Mapping[str, Any]
 """A choice for some entries of a space; of the others, what holds today."""
 
 SLOTS: Final = "gateway.slots_per_backend"
+_MOST_SLOTS: Final = 1000.0
+"""In times of today's."""
 _OF_CLASSES: Final[Space] = {
     "reserved_per_slot": (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7),
     "queue_size": (0, 8, 32, 128, 512, 2048),
@@ -111,7 +114,7 @@ def vary(space: Space, wanted: Sequence[str]) -> dict[str, Sequence[Any]]:
         key, has_values, values = text.partition("=")
         key = key.strip()
         if has_values:
-            choices = [msgspec.yaml.decode(each) for each in values.split(",") if each.strip()]
+            choices = [_value(each) for each in values.split(",") if each.strip()]
             check_entry(key, choices, "--vary")
             found[key] = choices
             continue
@@ -121,6 +124,15 @@ def vary(space: Space, wanted: Sequence[str]) -> dict[str, Sequence[Any]]:
             raise ConfigError(f"nothing is varied that begins with {key!r}", where="--vary", hint=hint)
         found |= named
     return found
+
+
+def _value(text: str) -> Any:
+    try:
+        return msgspec.yaml.decode(text)
+    except msgspec.DecodeError:
+        raise ConfigError(
+            f"{text.strip()!r} is no value", where="--vary", hint="KEY=VALUE,VALUE; lists go in --space"
+        ) from None
 
 
 def _begins(name: str, beginning: str) -> bool:
@@ -138,6 +150,32 @@ def check_entry(key: str, values: Any, where: str) -> None:
         raise ConfigError(f"{key}: there should be a list of values", where=where, hint=f"{key}: [1, 2]")
     if len(keys) > 1 and not all(isinstance(each, list) and len(each) == len(keys) for each in values):
         raise ConfigError(f"{key}: each choice is a list of {len(keys)} values", where=where)
+    for choice in values:
+        _check_choice(uncoupled({key: choice}), where)
+
+
+def _check_choice(settings: Mapping[str, Any], where: str) -> None:
+    """Raise ConfigError for a value that its key can never have."""
+    tree: dict[str, Any] = {}
+    for key, value in settings.items():
+        if key == SLOTS and isinstance(value, str):
+            _share_of_slots(value, where)
+        else:
+            set_key(tree, key, value)
+    problem = first_problem(tree, Config, lambda _: where)
+    # What another key must allow may be among today's rules, or varied as well.
+    if problem is not None and dotted_key(problem.path) in settings:
+        raise problem.error
+
+
+def set_key(tree: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key in a tree of sections."""
+    *above, last = key.split(".")
+    for step in above:
+        if not isinstance(tree.get(step), dict):
+            tree[step] = {}
+        tree = tree[step]
+    tree[last] = value
 
 
 def settings_of(point: Point, slots: int) -> dict[str, Any]:
@@ -146,9 +184,16 @@ def settings_of(point: Point, slots: int) -> dict[str, Any]:
 
 
 def _resolved(value: Any, slots: int) -> Any:
-    if not isinstance(value, str) or not value.startswith("x"):
-        return value
+    return max(1, round(_share_of_slots(value, SLOTS) * slots)) if isinstance(value, str) else value
+
+
+def _share_of_slots(text: str, where: str) -> float:
+    """Return the number in `x0.5`. Raises ConfigError."""
     try:
-        return max(1, round(float(value[1:]) * slots))
+        share = float(text.removeprefix("x")) if text.startswith("x") else math.nan
     except ValueError:
-        raise ConfigError(f"{value!r} is no number of slots", where=SLOTS, hint="16, or x0.5 for a half of today's") from None
+        share = math.nan
+    if not 0 < share <= _MOST_SLOTS:
+        hint = "16, or x0.5 for a half of today's"
+        raise ConfigError(f"{text!r} is no number of slots", where=where, hint=hint)
+    return share

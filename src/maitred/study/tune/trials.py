@@ -45,17 +45,17 @@ class Trials:
         self._workers = make_workers(run_replay, jobs=jobs, ray=ray)
         self.num_done = 0
 
-    def run(self, trials: Sequence[Trial], progress: Progress | None = None) -> list[ReplayedRun | None]:
-        """Return the run of each, or None for rules that are impossible. Raises LostWorkersError."""
+    def run(self, trials: Sequence[Trial], progress: Progress | None = None) -> list[ReplayedRun | ConfigError]:
+        """Return the run of each, or why its rules are impossible. Raises LostWorkersError."""
         tasks = [
             encode_replay(ReplayTask(self._worlds[each.world], each.candidate, each.seed, self._is_whole)) for each in trials
         ]
-        found: dict[int, ReplayedRun | None] = {}
+        found: dict[int, ReplayedRun | ConfigError] = {}
         for done in self._workers.run(tasks):
             try:
                 found[done.index] = decode_run(done.result)
-            except ConfigError:
-                found[done.index] = None
+            except ConfigError as error:
+                found[done.index] = error
             if progress is not None:
                 progress(len(found), len(tasks))
         self.num_done += len(tasks)

@@ -41,7 +41,10 @@ from maitred.workload.formats.maitred import COMPLETED
 
 _LEAST_JOINED: Final = 0.5
 """Share of the rows that the log must know, or it is of another run."""
+_MOST_SECS: Final = 1e12
+"""The largest instant or span; an `int` of 64 bits holds it in µs."""
 _QUEUED: Final = "queue"
+_TOKENS: Final = ("prompt_tokens", "output_tokens", "max_output_tokens", "cached_tokens")
 _TEXTS: Final = (
     *("arrival_secs", "class", "prompt_tokens", "output_tokens", "tenant", "max_output_tokens", "stream", "model", "program"),
     *("continues", "outcome", "cached_tokens", "backend", "sent_secs", "ttft_secs", "e2e_secs", "request_id"),
@@ -320,22 +323,29 @@ def _read_record(path: Path, backends: dict[str, int]) -> Iterable[_Row]:
         raise ConfigError("it is no record of maitred serve", where=str(path), hint=hint)
     for line, (_, texts) in enumerate(read_rows(path, (), _TEXTS), 2):
         row = dict(zip(_TEXTS, texts, strict=True))
-        yield _number(row, "arrival_secs", f"{path}:{line}"), _request(row, backends, f"{path}:{line}"), row["request_id"]
+        yield _seconds(row, "arrival_secs", f"{path}:{line}"), _request(row, backends, f"{path}:{line}"), row["request_id"]
 
 
 def _number(row: dict[str, str], name: str, place: str) -> float:
     return parse_number(row[name], name, place)
 
 
+def _seconds(row: dict[str, str], name: str, place: str) -> float:
+    value = _number(row, name, place)
+    if not 0 <= value <= _MOST_SECS:
+        raise ConfigError(f"{name} should be seconds, 0 or more, not {row[name]}", where=place)
+    return value
+
+
 def _request(row: dict[str, str], backends: dict[str, int], place: str) -> RecordedRequest:
-    tokens = {name: _number(row, name, place) for name in ("prompt_tokens", "output_tokens", "max_output_tokens") if row[name]}
+    tokens = {name: _number(row, name, place) for name in _TOKENS if row[name]}
     check_counts(tokens, place)
     found = PriorityClass.from_label(row["class"])
     if found is None or "prompt_tokens" not in tokens:
         raise ConfigError("a row has a class and prompt_tokens", where=place)
 
     def time_of(name: str) -> Micros | None:
-        return from_seconds(_number(row, name, place)) if row[name] else None
+        return from_seconds(_seconds(row, name, place)) if row[name] else None
 
     output, limit = tokens.get("output_tokens"), tokens.get("max_output_tokens")
     return RecordedRequest(
@@ -352,7 +362,7 @@ def _request(row: dict[str, str], backends: dict[str, int], place: str) -> Recor
         parent_program="",
         continues=None if not row["continues"] else row["continues"] == "true",
         outcome=row["outcome"],
-        cached_tokens=int(_number(row, "cached_tokens", place)) if row["cached_tokens"] else 0,
+        cached_tokens=int(tokens.get("cached_tokens", 0)),
         backend=backends.setdefault(row["backend"], len(backends)) if row["backend"] else -1,
         sent=time_of("sent_secs"),
         ttft=time_of("ttft_secs"),
