@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from functools import partial
 from pathlib import Path
 
@@ -18,8 +19,10 @@ from maitred.study.live.discovered import BenchError
 from maitred.wire.origin import Origin
 from maitred.wire.server import App
 from maitred.workload import Job
+from ports import free_ports
 
 NOWHERE = SendTarget(origin=Origin.parse("http://discovered.invalid"), path="/v1/completions")
+DOWN = f"http://127.0.0.1:{free_ports(1)[0]}"
 LOAD = "--rate 200 --num-requests 20 --input-tokens 50 --output-tokens 5"
 
 
@@ -136,6 +139,15 @@ def test_the_first_backend_that_a_source_lists_may_come_while_another_one_fails(
         assert run_benchmark(jobs(2), plan(discover=(missing, f"static([{url}])"))).problems == {}
         with pytest.raises(BenchError, match=r"there is no backend to measure; file.*no such file or directory"):
             run_benchmark(jobs(2), plan(discover=(missing,)))
+
+
+def test_a_backend_that_is_down_fails_its_own_requests_alone_wherever_it_is_listed(tmp_path):
+    with serving(engine()) as url:
+        for listed in ([DOWN, url], [url, DOWN]):
+            plan = BenchPlan(endpoint=NOWHERE, discover=(f"static([{', '.join(listed)}])",))
+            assert run_benchmark(jobs(6), plan).problems == {"no connection: connection refused": 3}
+    with pytest.raises(BenchError, match=re.escape(f"{DOWN}/v1/models: cannot connect")):
+        run_benchmark(jobs(2), BenchPlan(endpoint=NOWHERE, discover=(f"static([{DOWN}])",)))
 
 
 def test_the_command_measures_what_a_source_lists_and_says_so(maitred, tmp_path):

@@ -1,6 +1,6 @@
 """A run against a live endpoint, from the first look at it to a `Result`.
 
-    0. with `BenchPlan.discover`: which backends there are; the first one is asked in steps 1 and 2
+    0. with `BenchPlan.discover`: which backends there are; the first one that answers is asked in steps 1 and 2
     1. which model it serves, unless one is named (`/v1/models`)
     2. two short requests for one token: how it counts the tokens of our texts (`TokenScale`)
     3. warm-up requests, which do not count
@@ -33,6 +33,7 @@ from maitred.study.live.discovered import BenchError, discovered
 from maitred.study.live.observed import Lateness, LengthCheck, Observation
 from maitred.wire.client import UpstreamClient
 from maitred.wire.errors import UpstreamError
+from maitred.wire.origin import Origin
 from maitred.wire.unix_signals import handle_signals
 from maitred.workload import Job, synthetic
 from maitred.workload.transforms import map_jobs
@@ -105,8 +106,8 @@ async def benchmark(jobs: Iterable[Job], plan: BenchPlan, progress: Callable[[in
     if not plan.discover:
         return await _benchmark(jobs, plan, Destinations([plan.endpoint.origin]), progress)
     async with discovered(plan.discover) as found:
-        first = replace(plan, endpoint=replace(plan.endpoint, origin=found.origins[0]))
-        return await _benchmark(jobs, first, found, progress)
+        endpoint = await _first_that_answers(plan.endpoint, found.origins)
+        return await _benchmark(jobs, replace(plan, endpoint=endpoint), found, progress)
 
 
 async def _benchmark(
@@ -218,6 +219,26 @@ class _Model(msgspec.Struct):
 
 class _Models(msgspec.Struct):
     data: list[_Model]
+
+
+async def _first_that_answers(endpoint: SendTarget, origins: Iterable[Origin]) -> SendTarget:
+    """Return the endpoint at the first of `origins` that answers: the others count as what they are, failures of the run.
+    Raises what the first one says if none does."""
+    problem: BenchError | None = None
+    client = UpstreamClient()
+    try:
+        for origin in origins:
+            found = replace(endpoint, origin=origin)
+            try:
+                await _ask(client, found, "GET", "/v1/models", b"")
+            except BenchError as error:
+                problem = problem or error
+            else:
+                return found
+    finally:
+        await client.close()
+    assert problem is not None
+    raise problem
 
 
 async def _served_model(client: UpstreamClient, endpoint: SendTarget) -> str:
