@@ -110,7 +110,7 @@ def take(fleet: FleetView, step: Step, sent: list[UpstreamRequest], number: int)
         fleet.mark_down(backend, "refused")
     elif kind in {"eject", "restore"}:
         backend.circuit.state = CircuitState.EJECTED if kind == "eject" else CircuitState.CLOSED
-        fleet.update_mirrored()
+        fleet.update_serving()
     elif kind == "leave":
         fleet.leave(backend.url)
         fleet.forget_when_idle(backend.url)

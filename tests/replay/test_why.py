@@ -15,7 +15,8 @@ from maitred.admission import Admission, AdmissionConfig, Reason, ReleaseReason,
 from maitred.core.decisions import DecisionLog
 from maitred.core.request import PriorityClass
 from maitred.replay import ROOMS
-from maitred.replay.narrator import NarratedLog, Narrator
+from maitred.replay.narrated_log import NarratedLog
+from maitred.replay.narrator import Narrator
 from maitred.replay.story import Story, in_sentences, story_data, unknown_reasons
 from maitred.replay.why import find_slow, tell
 from maitred.routing import RoutingConfig

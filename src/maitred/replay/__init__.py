@@ -11,6 +11,7 @@ made.
     verify    compares what the cores decide with what the log says they decided
     moves     what requests did in queues; holdings: what held the slots meanwhile
     narrator  follows what cores are told and decide, and knows the story of each request
+    narrated_log   the log that a narrator listens to
     story     a story as data and in sentences
     why       stories from a log; what the slowest requests waited for
     state     what a core looks like, for people

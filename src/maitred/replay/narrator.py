@@ -1,8 +1,8 @@
 """Narrator: follows what cores are told and decide, and knows the story of each request.
 
-It is a log of decisions that is listened to instead of written (`NarratedLog`), so it hears the same of a replay, of a
-simulation and of a gateway that serves. Memory is bounded: the last `max_stories` requests are known, and the last
-`max_moves` steps of others, by which it is found who went past a request that waited.
+It listens to a log of decisions (`NarratedLog`), so it hears the same of a replay, of a simulation and of a gateway that
+serves. Memory is bounded: the last `max_stories` requests are known, and the last `max_moves` steps of others, by which it is
+found who went past a request that waited.
 
     joins, leaves of queues    a count by pool and class: how many are ahead of a newcomer
     moves                      what others did meanwhile, in order: places over time, and who went past
@@ -21,7 +21,7 @@ import msgspec
 
 from maitred.admission import Action
 from maitred.admission import inputs as admission
-from maitred.core.decisions import Decision, DecisionLog, Input
+from maitred.core.decisions import Decision, Input
 from maitred.core.request import PriorityClass, RequestId
 from maitred.core.units import Micros
 from maitred.programs import inputs as programs
@@ -382,37 +382,3 @@ class Narrator:
         if not wait.places:  # A wait that has ended is settled once.
             settle(self._moves, story.number, wait)
             wait.held = self._holdings.during(story.model, story.tenant, wait.began, wait.ended)
-
-
-class NarratedLog(DecisionLog):
-    """A log that a narrator listens to; it is written only with `write`."""
-
-    is_narrated = True
-
-    def __init__(self, narrator: Narrator, write: Callable[[bytes], object] | None = None) -> None:
-        super().__init__(write or len)
-        self.narrator = narrator
-        self._is_written = self.keeps_changes = write is not None
-
-    def log_input(self, room: str, given: Input, raised: str | None = None) -> None:
-        if self._is_written:
-            super().log_input(room, given, raised)
-        if raised is None:
-            self.narrator.on_input(room, given)
-
-    def log_decisions(self, room: str, decisions: Iterable[msgspec.Struct]) -> None:
-        if self._is_written:
-            super().log_decisions(room, decisions)
-        self.narrator.on_decisions(room, decisions)
-
-    def log_change(self, room: str, change: msgspec.Struct) -> None:
-        if self._is_written:
-            super().log_change(room, change)
-
-    def log_note(self, room: str, note: Mapping[str, Any]) -> None:
-        if self._is_written:
-            super().log_note(room, note)
-        self.narrator.on_note(note)
-
-    def tell_scores(self, number: RequestId, scores: Sequence[Mapping[str, Any]]) -> None:
-        self.narrator.on_scores(number, scores)

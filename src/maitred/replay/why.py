@@ -19,7 +19,8 @@ from maitred.admission import Admission
 from maitred.core.decisions import LOG_ROOM, NOTES_ROOM, Core, Input
 from maitred.core.replay import LoggedRoom
 from maitred.core.units import Micros
-from maitred.replay.narrator import NarratedLog, Narrator
+from maitred.replay.narrated_log import NarratedLog
+from maitred.replay.narrator import Narrator
 from maitred.replay.reading import Broken, Entry, LogError, LogReader
 from maitred.replay.story import Story
 

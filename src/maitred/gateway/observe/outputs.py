@@ -17,7 +17,8 @@ from maitred.gateway.observe.access_log import AccessLog
 from maitred.gateway.observe.logs import LogOutput
 from maitred.gateway.observe.record_file import RecordFile
 from maitred.gateway.observe.recording import RecordSink, TrafficRecorder
-from maitred.replay.narrator import NarratedLog, Narrator
+from maitred.replay.narrated_log import NarratedLog
+from maitred.replay.narrator import Narrator
 from maitred.wire.clock import Clock
 
 RECENT_REQUESTS: Final = 1000

@@ -9,7 +9,7 @@ Routers, placements, admission and pages read it. It is told what happens, and a
     discovery       a backend comes or goes (`add`, `leave`, `rejoin`, `forget_when_idle`)
     ejection        other backends may get requests than before
 
-After each of these that changes who may get requests, `_update_serving` draws the consequences for models, slots and requests.
+After each of these that changes who may get requests, `update_serving` draws the consequences for models, slots and requests.
 
 **Requests in flight at a backend that is down.** If connections are refused, the process has ended, and its requests with it;
 or it finishes them and accepts no more. They are left to it. If polls fail otherwise, it may never answer: then requests of
@@ -65,7 +65,7 @@ class FleetView:
         self._models = ServedModels(self.backends)
         self.pools = SlotPools(config, self._models, self.backends)
         """Which models share slots, and how many there are."""
-        self.ejection = RealTimeEjection(config.ejection, self.backends, self._update_serving, clock)
+        self.ejection = RealTimeEjection(config.ejection, self.backends, self.update_serving, clock)
         """What ejects the backends that fail requests."""
         self.is_watched: Callable[[], bool] = bool
         """Whether somebody looks at the loads of backends, so that they are read where nothing else goes by them."""
@@ -251,7 +251,7 @@ class FleetView:
         self._seats.leave(backend, self._clock.now())
         backend.healthy, backend.models, backend.is_forgotten = False, {}, False
         backend.problem = "it has gone"
-        self._update_serving()
+        self.update_serving()
         self._tell_observers(backend)
         for on_removed in self.on_removed:
             on_removed(backend)
@@ -260,7 +260,7 @@ class FleetView:
         is_draining = backend.is_drained or backend.is_leaving
         if is_draining is not backend.is_draining:
             backend.is_draining = is_draining
-            self._update_serving()
+            self.update_serving()
             self._tell_observers(backend)
 
     def mark_up(self, backend: Backend, models: dict[str, dict[str, Any]], slots: int | None) -> None:
@@ -276,7 +276,7 @@ class FleetView:
         if changed:
             log.log(level, "backend %s is up, serving %s", backend.url, ", ".join(models) or "no model")
         if changed or resized:
-            self._update_serving(*[backend] if resized else [])
+            self.update_serving(*[backend] if resized else [])
 
     def mark_down(self, backend: Backend, problem: str) -> None:
         """Send nothing more to `backend` until it is marked as up."""
@@ -288,7 +288,7 @@ class FleetView:
             if backend.learned_slots is not None:
                 backend.learned_slots.forget(self._clock.now())
             self.ejection.reset(backend)
-            self._update_serving()
+            self.update_serving()
             self._tell_observers(backend)
 
     def count_failure(self, backend: Backend, problem: str) -> None:
@@ -360,11 +360,7 @@ class FleetView:
             if not is_left and any(other is not sent.backend for other in self.backends_serving(sent.model)):
                 sent.cancel()
 
-    def update_mirrored(self) -> None:
-        """Draw the consequences of what another process has said of the backends."""
-        self._update_serving()
-
-    def _update_serving(self, *resized: Backend) -> None:
+    def update_serving(self, *resized: Backend) -> None:
         """Draw the consequences of what has changed. `resized` report another number of slots."""
         is_ready = any(backend.healthy for backend in self.backends)
         if is_ready != self._is_ready and self.on_unreachable is None:

@@ -98,7 +98,7 @@ class FleetMirror:
             backend.healthy, backend.was_ever_healthy = news.healthy, news.was_ever_healthy
             backend.has_been_polled, backend.is_draining = news.has_been_polled, news.is_draining
             backend.problem, backend.models = news.problem, msgspec.json.decode(news.models)
-        self._fleet.update_mirrored()
+        self._fleet.update_serving()
         if self._fleet.all_polled:
             self._is_told.set()
 

@@ -1,6 +1,7 @@
 """What if: recorded traffic under other rules (`maitred replay`).
 
-    recorded.py     the requests of a record, with what the decision log of the same run says of them, and the rules in force
+    recorded.py     the requests of a record, with what the decision log of the same run says of them
+    recorded_log.py what that log says: of each request, and the rules in force
     traffic.py      these requests as a workload: which of them wait for an answer, how long the unknown answers are
     engines.py      what the engines are: a latency model fitted to the record, and the other facts that a simulation needs
     world.py        all of this together: parsed and calibrated once, simulated under many rules

@@ -18,32 +18,26 @@ comes a *think time* after the answers that it follows:
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from msgspec.structs import replace
 
-from maitred.admission import AdmissionConfig, ReleaseReason
-from maitred.core.decisions import LOG_ROOM, NOTES_ROOM
+from maitred.admission import ReleaseReason
 from maitred.core.errors import ConfigError, nearest_name_hint
 from maitred.core.request import PriorityClass
 from maitred.core.units import Micros, from_seconds
-from maitred.files.rotated import read_lines
-from maitred.programs import ProgramsConfig
-from maitred.replay.reading import Broken, Entry, LogError, LogReader
-from maitred.routing import RoutingConfig
 from maitred.study.calibration.measurements import check_counts, is_recording, parse_number, read_rows
+from maitred.study.what_if.recorded_log import RulesInForce, Told, path_names, read_log
 from maitred.workload.formats.maitred import COMPLETED
 
 _LEAST_JOINED: Final = 0.5
 """Share of the rows that the log must know, or it is of another run."""
 _MOST_SECS: Final = 1e12
 """The largest instant or span; an `int` of 64 bits holds it in µs."""
-_QUEUED: Final = "queue"
 _TOKENS: Final = ("prompt_tokens", "output_tokens", "max_output_tokens", "cached_tokens")
 _TEXTS: Final = (
     *("arrival_secs", "class", "prompt_tokens", "output_tokens", "tenant", "max_output_tokens", "stream", "model", "program"),
@@ -90,18 +84,6 @@ class RecordedRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         return self.outcome == COMPLETED and self.output_tokens is not None
 
 
-class RulesInForce(msgspec.Struct, frozen=True, kw_only=True):
-    """What decided when the log was written, for most of its requests."""
-
-    admission: AdmissionConfig = AdmissionConfig(mode="off")
-    routing: RoutingConfig = RoutingConfig()
-    programs: ProgramsConfig = ProgramsConfig()
-    slots: dict[str, int] = {}
-    """By model."""
-    num_others: int = 0
-    """Requests that came under other rules."""
-
-
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     """A run as it was."""
 
@@ -127,14 +109,14 @@ def read_recorded(logs: Sequence[Path], records: Sequence[Path], model: str | No
     """Return the run of a decision log and its record, each perhaps in several files, the oldest first; of requests to `model`
     alone, if one is named. Raises ConfigError for files that are something else, or of different runs, and for models that
     different engines serve."""
-    said = _read_log(logs)
+    said = read_log(logs)
     rows: list[_Row] = []
     backends: dict[str, int] = {}
     for path in records:
         rows += _read_record(path, backends)
     if not rows:
-        raise ConfigError("there are no requests in it", where=_names(records))
-    rows = _of_one_fleet(rows, model, _names(records))
+        raise ConfigError("there are no requests in it", where=path_names(records))
+    rows = _of_one_fleet(rows, model, path_names(records))
     backends = {name: i for i, name in enumerate(backends) if any(row.backend == i for _, row, _ in rows)}
     numbers = {old: new for new, old in enumerate(backends.values())}
     rows.sort(key=lambda row: row[0])
@@ -142,7 +124,7 @@ def read_recorded(logs: Sequence[Path], records: Sequence[Path], model: str | No
     if len(known) < _LEAST_JOINED * len(rows):
         problem = f"it is the record of another run: the log knows {len(known):,} of its {len(rows):,} requests"
         raise ConfigError(
-            problem, where=_names(records), hint=f"give the one written beside {_names(logs)}, and all files of the log"
+            problem, where=path_names(records), hint=f"give the one written beside {path_names(logs)}, and all files of the log"
         )
     origin = known[0][0]
     requests = [
@@ -176,144 +158,6 @@ def _of_one_fleet(rows: Sequence[_Row], model: str | None, where: str) -> list[_
         hint = f"replay one of them: --model {next(iter(models))}"
         raise ConfigError(f"different engines served its models {', '.join(models)}", where=where, hint=hint)
     return list(rows)
-
-
-def _names(paths: Iterable[Path]) -> str:
-    return ", ".join(map(str, paths))
-
-
-class _Told(msgspec.Struct):
-    """What the log says of one request."""
-
-    asked: str | None = None
-    end: str = ""
-    parent: str = ""
-    waited: bool = False
-    """Whether it was not let in at once."""
-    rooms: set[str] = msgspec.field(default_factory=set)
-    """Where it was told of."""
-
-
-class _Line(msgspec.Struct):
-    """What is read of a line of the log, whichever it is."""
-
-    id: int = -1
-    client_id: str = ""
-    pool: str = ""
-    capacity: int | None = None
-    end: str = ""
-    config: msgspec.Raw = msgspec.Raw(b"{}")
-    request: dict[str, Any] = {}
-    note: dict[str, Any] = {}
-    decision: dict[str, Any] = {}
-
-
-_decode_line: Final = msgspec.json.Decoder(_Line).decode
-_CONFIGS: Final = {"admission": AdmissionConfig, "routing": RoutingConfig, "programs": ProgramsConfig}
-
-
-class _LogFacts:
-    """What a log says, collected line by line."""
-
-    def __init__(self) -> None:
-        self.by_id: dict[str, list[_Told]] = {}
-        self.num_inputs = 0
-        self.kv_tokens: int | None = None
-        self._open: dict[tuple[str, int], _Told] = {}
-        """By room, and the number of the request there, in the process that writes."""
-        self._asked: dict[int, str] = {}
-        self._rules: dict[str, bytes] = {}
-        self._slots: dict[str, int] = {}
-        self._under: Counter[tuple[tuple[str, bytes], ...]] = Counter()
-        """Requests by the rules under which they came."""
-        self._slots_under: Counter[tuple[str, int]] = Counter()
-
-    def begin_process(self) -> None:
-        self._open.clear()
-        self._asked.clear()
-
-    def take(self, entry: Entry, line: bytes) -> None:
-        self.num_inputs += entry.input is not None
-        match entry.room, entry.input:
-            case "intake", None:
-                note = _decode_line(line).note
-                self._asked[int(note["id"])] = str(note["asked"])
-            case ("admission" | "routing" | "programs") as room, "open" | "reconfigure":
-                self._rules[room] = bytes(_decode_line(line).config)
-            case "admission", "resize":
-                said = _decode_line(line)
-                self._slots[said.pool] = said.capacity or 0
-            case "programs", "set_backend":
-                self.kv_tokens = _decode_line(line).capacity or self.kv_tokens
-            case "admission", "submit":
-                said = _decode_line(line)
-                self._begin("admission", said.id, said.client_id, said.pool)
-            case "admission", "release":
-                said = _decode_line(line)
-                if (told := self._open.pop(("admission", said.id), None)) is not None:
-                    told.end = said.end
-            case "admission", None:
-                decided = _decode_line(line).decision
-                if decided.get("action") == _QUEUED and (told := self._open.get(("admission", int(decided["subject"])))):
-                    told.waited = True
-            case ("routing", "choose") | ("programs", "begin"):
-                request = _decode_line(line).request
-                names = (str(request.get("client_id", "")), str(request.get("model", "")))
-                told = self._begin(entry.room, int(request["id"]), *names)
-                told.parent = told.parent or str(request.get("parent_program") or request.get("parent") or "")
-
-    def _begin(self, room: str, number: int, client_id: str, pool: str) -> _Told:
-        """Note that a request came to a room, under the number that it has there."""
-        told = self._open.get((room, number))
-        if told is None:
-            same = self.by_id.setdefault(client_id, [])
-            # Rooms may number it differently. One id in one room twice is two requests.
-            told = next((each for each in same if room not in each.rooms), None)
-            if told is None:
-                told = _Told(self._asked.get(number))
-                same.append(told)
-                self._count(pool)
-            told.rooms.add(room)
-            self._open[room, number] = told
-        return told
-
-    def _count(self, pool: str) -> None:
-        self._under[tuple(sorted(self._rules.items()))] += 1
-        if pool in self._slots:
-            self._slots_under[pool, self._slots[pool]] += 1
-
-    def rules(self, models: Collection[str]) -> RulesInForce:
-        """Return the rules under which most requests came, with the slots of `models`."""
-        (most, count), *_ = self._under.most_common(1)
-        sections = {room: msgspec.json.decode(text, type=_CONFIGS[room]) for room, text in most}
-        slots: dict[str, int] = {}
-        for (pool, number), _ in self._slots_under.most_common():
-            if pool in models or not pool:
-                slots.setdefault(pool, number)
-        return RulesInForce(**sections, slots=slots, num_others=self._under.total() - count)
-
-
-def _read_log(logs: Sequence[Path]) -> _LogFacts:
-    """Return what a log says. Raises ConfigError for a file that is none."""
-    facts = _LogFacts()
-    try:
-        for place, line, entry in LogReader(read_lines(logs)):
-            if isinstance(entry, Broken) and not facts.num_inputs:
-                raise ConfigError(f"it is no decision log: {entry.problem}", where=str(place))
-            if not isinstance(entry, Entry):
-                continue
-            if entry.room == LOG_ROOM:
-                if entry.version is not None:
-                    facts.begin_process()
-            elif entry.input is not None or entry.decision or (entry.room == NOTES_ROOM and entry.note):
-                facts.take(entry, line)
-    except LogError as error:
-        raise ConfigError(str(error), where=_names(logs)) from error
-    except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"it is no decision log that can be replayed: {error}", where=_names(logs)) from error
-    if not facts.by_id:
-        raise ConfigError("there are no requests in this log", where=_names(logs), hint="name the files of the whole run")
-    return facts
 
 
 def _read_record(path: Path, backends: dict[str, int]) -> Iterable[_Row]:
@@ -371,7 +215,7 @@ def _request(row: dict[str, str], backends: dict[str, int], place: str) -> Recor
     )
 
 
-def _joined(row: RecordedRequest, told: _Told, arrival: Micros) -> RecordedRequest:
+def _joined(row: RecordedRequest, told: Told, arrival: Micros) -> RecordedRequest:
     asked = None if told.asked is None else PriorityClass.from_label(told.asked)
     return replace(
         row,
