@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from world import ANSWER, CHAT, Backend, BackendRequest, ClientConnection, run_on_sockets, whole
+from world import ANSWER, CHAT, MACHINE, Backend, BackendRequest, ClientConnection, run, run_on_sockets, whole
 
 from maitred.cli import main
 from maitred.core.request import Request
@@ -576,7 +576,7 @@ def test_what_workers_read_is_restored(tmp_path: Path) -> None:
 def test_a_scheduler_that_is_gone_is_told_of_once(tmp_path: Path) -> None:
     async def scenario() -> None:
         said: list[str] = []
-        machine = Machine()
+        machine = MACHINE.get() or Machine()
         link = LinkClient(
             Dialer(KnownAddresses(LinkAddress(str(tmp_path / "link"), None))),
             "worker 1",
@@ -591,7 +591,7 @@ def test_a_scheduler_that_is_gone_is_told_of_once(tmp_path: Path) -> None:
         await link.close()
         assert len(said) == 1
 
-    run_on_sockets(scenario())
+    run(scenario())
 
 
 def test_a_page_is_asked_for_again_when_the_link_has_broken() -> None:

@@ -19,6 +19,7 @@ import pytest
 
 from maitred.admission import Action, AdmissionConfig
 from maitred.admission.classes.priority import AdmissionPriority
+from maitred.admission.flow.bands import PriorityBand, PriorityBands
 from maitred.admission.terms.enums import Reason
 from maitred.admission.terms.rules import LANES
 from maitred.admission.terms.tenants import TenantAccount
@@ -179,14 +180,6 @@ def _newcomer_passes_the_queue(blocking_reason: Any) -> Any:
     return mutant
 
 
-def _youngest_goes_first(push: Any) -> Any:
-    return lambda self, ticket: self.push_front(ticket)
-
-
-def _weights_are_ignored(virtual_cost: Any) -> Any:
-    return lambda self, ticket, tokens: tokens * 10**12
-
-
 def _some_of_the_tokens(set_slot_units: Any) -> Any:
     def mutant(self: Any, ticket: Any) -> int:
         units = set_slot_units(self, ticket)
@@ -204,6 +197,14 @@ def _idle_tenant_saves_up(queue_of: Any) -> Any:
         if is_new:
             queue.virtual_time = 0
         return queue
+
+    return mutant
+
+
+def _turn_stays(take: Any) -> Any:
+    def mutant(self: Any, ticket: Any) -> None:
+        last, _ = self._last_served, take(self, ticket)
+        self._last_served = last
 
     return mutant
 
@@ -286,11 +287,15 @@ MUTANTS: Final[dict[str, Patch]] = {
     "nobody is promoted": _wrap(AdmissionPriority, "next_promotion", _never),
     "a lower class goes first": _wrap(AdmissionPriority, "next_waiter", _lower_class_goes_first),
     "a newcomer passes the queue": _wrap(AdmissionPriority, "blocking_reason", _newcomer_passes_the_queue),
-    "the youngest goes first": _wrap(LaneQueue, "push", _youngest_goes_first),
-    "weights are ignored": _wrap(LaneQueue, "_virtual_cost", _weights_are_ignored),
+    "the youngest goes first": _wrap(LaneQueue, "push", lambda push: lambda self, ticket: self.push_front(ticket)),
+    "weights are ignored": _wrap(LaneQueue, "_virtual_cost", lambda cost: lambda self, ticket, tokens: tokens * 10**12),
     "a tenant saves up while it is idle": _wrap(LaneQueue, "_queue_of", _idle_tenant_saves_up),
     "what a request had is not settled": _wrap(LaneQueue, "settle", lambda settle: lambda self, ticket, tokens: None),
     "a request takes half its tokens": _wrap(AdmissionPriority, "set_slot_units", _some_of_the_tokens),
+    "a lower band goes first": _wrap(
+        PriorityBands, "_band_heads", lambda heads: lambda self, full: reversed(list(heads(self, full)))
+    ),
+    "a tenant keeps its turn": _wrap(PriorityBand, "take", _turn_stays),
     "half a line stays": _wrap(LineFile, "_cut_off_half_line", _half_a_line_stays),
     "a paused program is never resumed": _wrap(Passes, "_carry_out", _never),
     "the oldest program is passed over": _wrap(ModelPool, "_serve_oldest", _oldest_is_passed_over),
@@ -330,6 +335,8 @@ FOUND_BY: Final = {
     "a tenant saves up while it is idle": 97,
     "what a request had is not settled": 7,
     "a request takes half its tokens": 13,
+    "a lower band goes first": 60,
+    "a tenant keeps its turn": 105,
     "half a line stays": 9,
     "a paused program is never resumed": 21,
     "the oldest program is passed over": 5,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from math import ceil
+from math import ceil, inf
 from typing import Protocol, TypeAlias
 
 import msgspec
@@ -54,6 +54,9 @@ class Booked:
     place: int = 0
     """In the queue of its class: below 0 in front of those that have just come."""
     charge: Charge | None = None
+    slo_priority: int = 0
+    due: float = inf
+    """When its first token should come, µs."""
     hold: Hold | None = None
     waits: bool = False
     awaits_victim: bool = False

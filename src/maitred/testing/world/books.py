@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from math import inf
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -43,7 +44,7 @@ from maitred.testing.world.booked import (
     queue_of,
     units_per_slot,
 )
-from maitred.testing.world.turn_books import TurnBooks
+from maitred.testing.world.turn_books import TurnBooks, in_order
 
 MAX_LATE: Final = 100 * MILLISECOND
 """How late a decision may be that time alone leads to: a timer of the gateway rings 1 ms after what is due."""
@@ -140,7 +141,8 @@ class Books:
     def _on_submit(self, entry: Line) -> Iterator[str]:
         asked_class = PriorityClass[entry["class"].upper()]
         request = Booked(entry.get("client_id", ""), entry["pool"], asked_class, entry["tenant"], entry["at"])
-        request.cost = entry["cost"]
+        request.cost, request.slo_priority = entry["cost"], entry["slo_priority"]
+        request.due = inf if entry["slo_target"] is None else entry["at"] + entry["slo_target"]
         request.waits_until = self._timeout_of(request)
         self._requests[entry["id"]] = request
         self._newcomer = entry["id"]
@@ -193,8 +195,7 @@ class Books:
 
     def _on_admit(self, request: Booked, decision: Line) -> Iterator[str]:
         pool = self._pools[request.pool]
-        if self._config.mode == "priority":
-            yield from self._check_admitted(request, decision["reason"])
+        yield from self._check_admitted(request, decision["reason"])
         if request.waits:
             yield from self._check_starving(request, pool, decision)
             if not request.awaits_victim:
@@ -286,7 +287,11 @@ class Books:
         elif not request.waits:
             self._num_places += 1
             request.place = self._num_places
-        if reason in ("slot_free", "lead_free", "victim_leaving"):
+        if self._config.mode == "flow-control":
+            yield from self._turns.check_flow(request, request.pool, rivals, self._config.flow_control)
+        elif self._config.mode != "priority":
+            yield from in_order(request, rivals)
+        elif reason in ("slot_free", "lead_free", "victim_leaving"):
             if reason == "victim_leaving":
                 rivals = [rival for rival in rivals if not rival.awaits_victim]
             shares = self._turns.of(*queue_of(request)) if self._has_shares and would_queue else None
@@ -297,7 +302,7 @@ class Books:
     def _has_room(self, request: Booked) -> bool:
         """Return whether the limit of its tenant lets a request that waits have a slot."""
         policy = self._config.tenant_policies.get(request.tenant)
-        if policy is None or policy.max_in_flight is None:
+        if policy is None or policy.max_in_flight is None or self._config.mode != "priority":
             return True
         held = self._num_held_by(request.tenant)
         if not request.awaits_victim:

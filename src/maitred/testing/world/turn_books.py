@@ -7,7 +7,14 @@
   its cost / weight as it leaves the queue, and by the tokens that it had in place of these when it ends. A tenant of which
   nothing waits saves nothing up, and when nothing waits at all, nobody owes anything
 
-A request that starves, and one whose victim has gone, have turns of their own.
+A request that starves, and one whose victim has gone, have turns of their own. With flow control (`check_flow`):
+
+- nobody enters before a request of a more urgent band that is due before it by the order of bands, which may enter whenever a
+  less urgent one may
+- within a band and a tenant, or a band that tenants share, they enter as they are due: by age, or by their deadlines
+- where tenants take turns in a band, nobody has two turns while another waits
+
+Without classes and flow control all enter in their order (`in_order`).
 """
 
 from __future__ import annotations
@@ -17,6 +24,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from maitred.admission.terms.flow_config import FlowControlConfig
 from maitred.core.request import PriorityClass
 
 _SLACK: Final = 1e-6
@@ -33,6 +41,9 @@ class Waiting(Protocol):
     place: int
     """Its place in the queue of its class: below 0 in front of those that have just come."""
     awaits_victim: bool
+    slo_priority: int
+    due: float
+    """When its first token should come, µs."""
 
 
 @dataclass(slots=True)
@@ -90,11 +101,14 @@ class TurnBooks:
     """The turns in the pools of one gateway."""
 
     def __init__(self) -> None:
+        self._last_tenants: dict[tuple[str, int], str] = {}
+        """The tenant that was let in last of each band of a pool."""
         self._shares: defaultdict[tuple[str, PriorityClass], LaneShares] = defaultdict(LaneShares)
 
     def clear(self) -> None:
         """Forget all pools."""
         self._shares.clear()
+        self._last_tenants.clear()
 
     def forget(self, pool: str) -> None:
         """Forget a pool."""
@@ -113,6 +127,37 @@ class TurnBooks:
                 yield f"{request.mark} gets a slot before {rival.mark}, which waits and is of a higher class"
             elif rival.asked_class is request.asked_class and _goes_first(rival, request, shares, in_order=in_order):
                 yield f"{request.mark} gets a slot before {rival.mark}, whose turn it is"
+
+    def check_flow(self, request: Waiting, pool: str, rivals: Iterable[Waiting], flow: FlowControlConfig) -> Iterator[str]:
+        """Yield whom of `rivals`, who wait in the same pool, a request passes that flow control lets in."""
+        band = pool, request.slo_priority
+        had_last_turn = flow.fairness_policy == "round-robin" and self._last_tenants.get(band) == request.tenant
+        for rival in rivals:
+            if _enters_first(rival, request, flow):
+                yield f"{request.mark} enters before {rival.mark}, which goes first by {flow.dispatch_order}"
+            elif had_last_turn and rival.slo_priority == request.slo_priority and rival.tenant != request.tenant:
+                yield f"{request.mark} enters before {rival.mark}, and its tenant had the last turn as well"
+        self._last_tenants[band] = request.tenant
+
+
+def _enters_first(rival: Waiting, request: Waiting, flow: FlowControlConfig) -> bool:
+    order, is_shared = flow.dispatch_order, flow.fairness_policy == "global-strict"
+    is_due = _flow_rank(rival, order) < _flow_rank(request, order)
+    if rival.slo_priority != request.slo_priority:
+        # Where tenants take turns, another one's request may be the next of the band, and come later.
+        return rival.slo_priority > request.slo_priority and (order == "priority" or (is_due and is_shared))
+    return is_due and (is_shared or rival.tenant == request.tenant)
+
+
+def _flow_rank(request: Waiting, order: str) -> tuple[float, int]:
+    return (request.due if order == "slo-deadline" else 0.0), request.place
+
+
+def in_order(request: Waiting, rivals: Iterable[Waiting]) -> Iterator[str]:
+    """Yield whom a request passes where all wait in one queue."""
+    for rival in rivals:
+        if rival.place < request.place:
+            yield f"{request.mark} enters before {rival.mark}, which has waited for longer"
 
 
 def _goes_first(rival: Waiting, request: Waiting, shares: LaneShares | None, *, in_order: bool) -> bool:
