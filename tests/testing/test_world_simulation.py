@@ -91,6 +91,7 @@ FAILED: Final = {
     "lines that a disk holds back until after the end": (701_306, {}),
     "an engine with so much to do that it is ejected": (700_753, {"mode": "legacy", "admission": {}}),
     "a victim that is on its way to an engine which fails it": (701_802, {}),
+    "a backend that is drained, and gone by a reload before it is undrained": (810_117, {}),
 }
 """Seeds that have failed once, each with what it needs beside."""
 

@@ -288,10 +288,10 @@ async def _operate(stage: Stage, what: str, engine: Engine) -> None:
         writer.close()
     except (OSError, IndexError):
         return
-    gateway = stage.process.gateway
-    is_known = engine.url in gateway.config.backends
-    is_leaving = not is_known and any(backend.url == engine.url for backend in gateway.scheduler.fleet.backends)
-    if is_known != (status == b"200") and not is_leaving:
+    is_there = any(backend.url == engine.url for backend in stage.process.gateway.scheduler.fleet.backends)
+    # While a reload adds or removes it, it may be known or not.
+    is_settled = is_there == (engine.url in stage.settings.gateway.backends)
+    if is_settled and is_there != (status == b"200"):
         stage.ledger.violations.append(f"/admin/{what} has answered {status!r}")
 
 
