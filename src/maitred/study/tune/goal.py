@@ -33,9 +33,9 @@ from maitred.sim import Outcome
 from maitred.study.metrics import Better, Constraint, parse_constraint
 from maitred.study.what_if.figures import Figure, Groups, find_figure
 from maitred.study.what_if.recorded import RecordedRequest
+from maitred.study.what_if.resampling import RESAMPLES, resampled_figure
 from maitred.study.what_if.world import Floats, ReplayedRun
 
-RESAMPLES: Final = 1000
 _NUM_BLOCKS: Final = 30
 _NEVER: Final = 100.0
 """The excess of a limit on a figure that is infinite, as too many requests were not served; and more by their share."""
@@ -129,9 +129,10 @@ class Part:
 
     def value(self, limit: Limit, run: ReplayedRun) -> float:
         """Return the figure of a limit; infinite if too many requests were not served."""
-        values = self.values(limit, run)
-        weights = np.ones(len(values))
-        return float(_weighted(values, limit.figure.quantile, weights[None, :])[0])
+        values, quantile = self.values(limit, run), limit.figure.quantile
+        if not len(values):
+            return math.inf
+        return float(values.mean() if quantile is None else np.quantile(values, quantile, method="inverted_cdf"))
 
     def values(self, limit: Limit, run: ReplayedRun) -> Floats:
         """Return the latencies of the requests that a limit is about, in ms."""
@@ -168,23 +169,6 @@ class Part:
 
 def _is_served(run: ReplayedRun) -> Floats:
     return np.asarray(run.outcome == Outcome.COMPLETED, dtype=np.float64)
-
-
-def _weighted(values: Floats, quantile: float | None, weights: Floats) -> Floats:
-    """Return a quantile (None: the mean) of values under each row of weights, as the smallest value with enough weight up to
-    it."""
-    if not len(values):
-        return np.full(len(weights), np.inf)
-    if quantile is None:
-        total = weights.sum(axis=1)
-        with np.errstate(invalid="ignore"):  # no weight times infinity
-            products = np.where(weights > 0, weights * values, 0.0)
-        return np.asarray(products.sum(axis=1) / np.maximum(total, 1e-9))
-    order = np.argsort(values, kind="stable")
-    sums = np.cumsum(weights[:, order], axis=1)
-    wanted = quantile * sums[:, -1]
-    places = (sums < wanted[:, None] - 1e-9).sum(axis=1)
-    return np.asarray(values[order][np.minimum(places, len(values) - 1)])
 
 
 class Told(msgspec.Struct, frozen=True):
@@ -273,10 +257,9 @@ def _resampled_limit(
 ) -> Floats:
     found = np.zeros(len(draws))
     for index, run in enumerate(side):
-        chosen = np.flatnonzero(runs == index)
+        chosen = runs == index
         values, blocks = part.values(limit, run), part.blocks_of(limit)
-        for some in np.array_split(chosen, max(1, len(chosen) * len(values) // 4_000_000)):
-            found[some] = _weighted(values, limit.figure.quantile, draws[some][:, blocks].astype(float))
+        found[chosen] = np.nan_to_num(resampled_figure(values, blocks, draws[chosen], limit.figure.quantile), nan=math.inf)
     return found
 
 
@@ -289,10 +272,7 @@ def _resampled_mean(
     measured: Callable[[ReplayedRun], Floats],
 ) -> Floats:
     found = np.zeros(len(draws))
-    blocks = part.blocks[rows]
-    counts = np.bincount(blocks, minlength=part.num_blocks)
     for index, run in enumerate(side):
-        sums = np.bincount(blocks, weights=measured(run)[rows], minlength=part.num_blocks)
         chosen = runs == index
-        found[chosen] = draws[chosen] @ sums / np.maximum(draws[chosen] @ counts, 1)
+        found[chosen] = np.nan_to_num(resampled_figure(measured(run)[rows], part.blocks[rows], draws[chosen], None))
     return found

@@ -22,12 +22,10 @@ from numpy.typing import NDArray
 
 from maitred.study.metrics import Better
 from maitred.study.what_if.figures import Figure
+from maitred.study.what_if.resampling import RESAMPLES, resampled_figure
 from maitred.study.what_if.world import Floats, ReplayedRun
 
-RESAMPLES: Final = 1000
 _MOST_BLOCKS, _LEAST_BLOCK = 50, 10
-_POINTS: Final = 2000
-"""Values by which a distribution is known; of more, as many quantiles."""
 _TAIL: Final = 2.5
 
 
@@ -93,28 +91,8 @@ class Resamples:
                 continue
             values = figure.values(run)
             has = rows & ~np.isnan(values)
-            found[mine] = _weighted(values[has], self.block[has], self.weights[mine], figure.quantile)
+            found[mine] = resampled_figure(values[has], self.block[has], self.weights[mine], figure.quantile)
         return found
-
-
-def _weighted(values: Floats, block: NDArray[np.int64], weights: Floats, quantile: float | None) -> Floats:
-    """Return the mean or the quantile of the values for each row of weights, which are by block; NaN without values."""
-    nothing = np.full(len(weights), np.nan)
-    if not len(values):
-        return nothing
-    num_blocks = weights.shape[1]
-    if quantile is None:
-        sums, counts = (weights @ np.bincount(block, of, num_blocks) for of in (values, None))
-        means: Floats = np.divide(sums, counts, out=nothing, where=counts > 0)
-        return means
-    points = np.unique(values if len(values) <= _POINTS else np.quantile(values, np.linspace(0, 1, _POINTS)))
-    counts = np.zeros((num_blocks, len(points)))
-    np.add.at(counts, (block, np.searchsorted(points, values)), 1.0)
-    below = weights @ counts.cumsum(axis=1)
-    total = below[:, -1]
-    at = (below < (quantile * total)[:, None] - 1e-9).sum(axis=1)
-    found: Floats = np.where(total > 0, points[np.minimum(at, len(points) - 1)], np.nan)
-    return found
 
 
 def compare_runs(
