@@ -1,15 +1,17 @@
 """What `maitred tune` foretells, beside what comes of it: Azure's trace live before emulated engines, as it is and tuned.
 
-    python bench/tune.py --trace AzureLLMInferenceTrace_conv.csv.gz [--requests 600] [--json]
+    python bench/tune.py --trace AzureLLMInferenceTrace_conv.csv.gz [--requests 600] [--repeats 3] [--json]
 
 1. Clients replay the trace, a fifth of it chats and the rest bulk work, through a gateway with the defaults, which writes a
    decision log and a record.
 2. `maitred tune` searches rules for the SLO on the first 70 % of the requests, and foretells the last 30 %.
-3. The same clients replay the trace through a gateway with the file that was written.
+3. The same clients replay the trace through a gateway with the file that was written, and again with the defaults, so that each
+   has come live as often as `--repeats` says.
 
-What is printed is of the last 30 % of the requests: today's figure and the tuned one, foretold with its interval and live. The
-engines are two of `maitred engine` that run 24 sequences, with steps of 0.1 s, so that a processor has little to do for them;
-the trace comes at two fifths of its speed, which is somewhat more than they serve.
+What is printed is of the last 30 % of the requests: today's figure and the tuned one, foretold with its interval and live, the
+middle one of the repeats and between which they are. The engines are two of `maitred engine` that run 24 sequences, with steps
+of 0.1 s, so that a processor has little to do for them; the trace comes at two fifths of its speed, which is somewhat more than
+they serve.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import time
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import msgspec
@@ -38,7 +41,6 @@ from maitred.study.what_if.world import ReplayWorld
 
 LATENCY = "linear:100000,5,500"
 MAX_NUM_SEQS = 24
-PORTS = (18461, 18462)
 TODAY = {"admission": {"default_max_class": "system"}}
 """The defaults, in which clients may name any class."""
 SLO = "interactive.ttft_p90_ms <= 3000"
@@ -50,9 +52,10 @@ def engines() -> Iterator[list[str]]:
     """Run two emulated engines. Yields their URLs."""
     flags = ("--latency-model", LATENCY, "--max-num-seqs", str(MAX_NUM_SEQS))
     with contextlib.ExitStack() as stack:
-        for port in PORTS:
+        ports = processes.free_ports(2)
+        for port in ports:
             stack.enter_context(processes._running([*processes.MAITRED, "engine", "--port", str(port), *flags]))
-        yield [f"http://127.0.0.1:{port}" for port in PORTS]
+        yield [f"http://127.0.0.1:{port}" for port in ports]
 
 
 def cut(arguments: argparse.Namespace, folder: Path) -> Path:
@@ -110,6 +113,7 @@ def main() -> None:
     parser.add_argument("--trace", type=Path, required=True, help="a file of Azure's traces of 2023 or 2024")
     parser.add_argument("--requests", type=int, default=600)
     parser.add_argument("--budget", type=float, default=60)
+    parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--keep", type=Path, help="a folder for the logs, records and files")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
@@ -118,20 +122,26 @@ def main() -> None:
         folder.mkdir(exist_ok=True)
         today = folder / "today.yaml"
         today.write_text(json.dumps(TODAY))
-        before = run_live(today, folder, "today", arguments)
-        found = tune(*before, today, folder, arguments.budget)
-        after = run_live(folder / "tuned.yaml", folder, "tuned", arguments)
-        report(found, *(live_part(*files, found.num_held_out) for files in (before, after)), as_json=arguments.json)
+        before = [run_live(today, folder, "today", arguments)]
+        found = tune(*before[0], today, folder, arguments.budget)
+        after = []
+        for number in range(arguments.repeats):
+            after.append(run_live(folder / "tuned.yaml", folder, f"tuned-{number}", arguments))
+            if number:
+                before.append(run_live(today, folder, f"today-{number}", arguments))
+        sides = [[figures(*live_part(*files, found.num_held_out)) for files in side] for side in (before, after)]
+        report(found, *sides, as_json=arguments.json)
 
 
-def report(found: Tuned, before: tuple[Part, Any], after: tuple[Part, Any], *, as_json: bool) -> None:
+def report(found: Tuned, before: list[dict[str, float]], after: list[dict[str, float]], *, as_json: bool) -> None:
     told = found.best.held_out
     (foretold,) = told.limits.values()
-    live = [figures(*side) for side in (before, after)]
-    rows = [(SLO, foretold.today, foretold.other, foretold.low, foretold.high, live[0][SLO], live[1][SLO])]
+    rows: list[tuple[Any, ...]] = [(SLO, foretold.today, foretold.other, foretold.low, foretold.high)]
+    rows[0] += (_several([each[SLO] for each in before]), _several([each[SLO] for each in after]))
     for name, each in told.prices.items():
-        ratio = live[1].get(name, float("nan")) / live[0][name]
-        rows.append((f"{name}: time of a request", 1.0, each.other, each.low, each.high, 1.0, ratio))
+        usual = median(figure[name] for figure in before)
+        live = [_several([figure.get(name, float("nan")) / usual for figure in side]) for side in (before, after)]
+        rows.append((f"{name}: time of a request", 1.0, each.other, each.low, each.high, *live))
     if as_json:
         print(json.dumps({"probability": told.probability, "settings": found.best.settings, "rows": rows}))
         return
@@ -139,7 +149,12 @@ def report(found: Tuned, before: tuple[Part, Any], after: tuple[Part, Any], *, a
     print(f"better than today, foretold: {told.probability:.0%}")
     for name, today, other, low, high, live_today, live_other in rows:
         said = f"foretold {today:,.2f} -> {other:,.2f} [{low:,.2f}, {high:,.2f}]"
-        print(f"{name}: {said}, live {live_today:,.2f} -> {live_other:,.2f}")
+        print(f"{name}: {said}, live {live_today} -> {live_other}")
+
+
+def _several(values: list[float]) -> str:
+    """Return the middle one, and between which the others are."""
+    return f"{median(values):,.2f}" + (f" ({min(values):,.2f} to {max(values):,.2f})" if len(values) > 1 else "")
 
 
 if __name__ == "__main__":

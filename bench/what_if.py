@@ -5,8 +5,8 @@
 Two emulated engines of eight sequences stand behind `maitred serve`. Clients of two tenants send requests in classes, and
 agents work in turns. The gateway runs under one configuration, with a decision log and a recording; then the same clients come
 as often as there are repeats under the other one, each time before fresh engines. For p50 and p90 of TTFT and E2E of each class
-the table has what was recorded, what the replay says of the other rules, and what came live: the median of the repeats, and
-their spread, which no prediction can be better than.
+the table has what was recorded, what the replay says of the other rules (the median of eleven runs, as `maitred replay`), and
+what came live: the median of the repeats, and the spread of both, which no prediction can be better than.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import processes
 from maitred.config import load
 from maitred.study.what_if.figures import Groups, figures, find_figure
 from maitred.study.what_if.recorded import Recorded, read_recorded
-from maitred.study.what_if.world import ReplayWorld
+from maitred.study.what_if.world import CENTRAL, ReplayWorld
 
 SLOTS = 8
 STEPS = "linear:20000,60,500"
@@ -51,6 +51,7 @@ NAMES = [
     for name in ("ttft", "e2e")
     for which in ("p50", "p90")
 ]
+SEEDS = (CENTRAL, *range(42, 52))
 COUNTS = ("completed_requests", "rejected_requests", "makespan_s")
 
 
@@ -141,17 +142,21 @@ def names_of(recorded: Recorded) -> list[str]:
     return [name for name in NAMES if find_figure(name).group in classes]
 
 
-def report(recorded: dict[str, float | None], said: dict[str, float | None], lived: Sequence[dict[str, float | None]]) -> None:
-    print(f"{'':28}{'recorded':>10}{'replay':>10}{'live':>10}{'error':>9}{'spread of repeats':>20}")
+Figures = dict[str, float | None]
+
+
+def report(recorded: Figures, said: Sequence[Figures], lived: Sequence[Figures]) -> None:
+    print(f"{'':28}{'recorded':>10}{'replay':>10}{'live':>10}{'error':>9}{'spread of repeats':>20}{'of replays':>12}")
     worst: list[float] = []
-    for name, guess in said.items():
-        values = sorted(value for each in lived if (value := each.get(name)) is not None)
-        was, truth = recorded.get(name), median(values) if values else None
-        if guess is None or not truth:
+    for name in said[0]:
+        guesses, values = ([value for each in side if (value := each.get(name)) is not None] for side in (said, lived))
+        if not guesses or not values or not median(values):
             continue
-        error, spread = guess / truth - 1, (values[-1] - values[0]) / truth
+        truth = median(values)
+        error, spreads = median(guesses) / truth - 1, [(max(side) - min(side)) / truth for side in (values, guesses)]
         worst += [abs(error)] if name in NAMES else []
-        print(f"{name:28}{was or 0:>10,.1f}{guess:>10,.1f}{truth:>10,.1f}{error:>+9.1%}{spread:>20.1%}")
+        told = f"{recorded.get(name) or 0:>10,.1f}{median(guesses):>10,.1f}{truth:>10,.1f}{error:>+9.1%}"
+        print(f"{name:28}{told}{spreads[0]:>20.1%}{spreads[1]:>12.1%}")
     print(f"p50 and p90 of TTFT and E2E: off by {sum(worst) / len(worst):.1%} on average, {max(worst):.1%} at worst")
 
 
@@ -175,7 +180,9 @@ def main() -> None:
         other = world.candidate(load(folder / "other.yaml"))
         names = [*names_of(recorded), *COUNTS]
         print(f"{len(recorded.requests):,} requests; {world.engines.instance.latency}")
-        again = figures(world.replay(world.in_force), world, names)
+        again, said = (
+            [figures(world.replay(rules, seed), world, names) for seed in SEEDS] for rules in (world.in_force, other)
+        )
         print("the rules of the recording, replayed:")
         report(seen(recorded), again, [seen(recorded)])
         lived = []
@@ -183,7 +190,7 @@ def main() -> None:
             log, record = live(folder / f"other-{number}", OTHER, clients, arguments.workers, 12)
             lived.append(seen(read_recorded([log], [record])))
         print("the other rules, live:")
-        report(seen(recorded), figures(world.replay(other), world, names), lived)
+        report(seen(recorded), said, lived)
 
 
 if __name__ == "__main__":

@@ -46,6 +46,8 @@ class Cluster:
         self.schedulers: list[SchedulerGateway] = []
         self.gateways: list[LinkedGateway] = []
         self.urls: list[str] = []
+        self.pages: dict[SchedulerGateway, str] = {}
+        """Where the pages of a scheduler are."""
         self._stack = contextlib.AsyncExitStack()
         self._stops: dict[SchedulerGateway, contextlib.AsyncExitStack] = {}
         self._turn = count()
@@ -63,7 +65,7 @@ class Cluster:
     async def add_scheduler(self, listen: str = "127.0.0.1:0", **changes: Any) -> SchedulerGateway:
         scheduler = self.make_scheduler(listen, **changes)
         stop = contextlib.AsyncExitStack()
-        await stop.enter_async_context(running_server(scheduler, machine=self.machine))
+        self.pages[scheduler] = await stop.enter_async_context(running_server(scheduler, machine=self.machine))
         self._stops[scheduler] = stop
         self.schedulers.append(scheduler)
         return scheduler
@@ -90,11 +92,15 @@ class Cluster:
         return connection
 
     async def page(self, path: str, at: int = 0, method: str = "GET", body: object = b"") -> Any:
-        host, port = self.urls[at].removeprefix("http://").split(":")
+        return msgspec.json.decode((await self.ask(self.urls[at], path, method, body))[1])
+
+    async def ask(self, url: str, path: str, method: str = "GET", body: object = b"") -> tuple[int, bytes]:
+        host, port = url.removeprefix("http://").split(":")
         connection = ClientConnection(*await asyncio.open_connection(host, int(port)))
         self._connections.append(connection)
         await connection.send_request(path, body, method)
-        return msgspec.json.decode((await connection.read_response())[2])
+        status, _, answer = await connection.read_response()
+        return status, answer
 
     async def until(self, true: Callable[[], object]) -> None:
         async with asyncio.timeout(20):

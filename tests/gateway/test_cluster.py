@@ -73,6 +73,38 @@ def test_a_scheduler_that_ends_hands_over_and_one_that_is_started_anew_stands_by
     run(scenario())
 
 
+def test_the_dashboard_of_a_scheduler_shows_what_its_gateways_hold() -> None:
+    async def scenario() -> None:
+        engine = HeldAnswers()
+        async with cluster(engine, 1, 2) as c:
+            await c.linked()
+            url = c.pages[c.schedulers[0]]
+            status, page = await c.ask(url, "/maitred")
+            assert (status, page[:15]) == (200, b"<!doctype html>")
+
+            async def live() -> Any:
+                return msgspec.json.decode((await c.ask(url, "/maitred/live"))[1])
+
+            await live()  # Decisions are kept once somebody looks.
+            held = [await c.start_request(at) for at in (0, 1)]
+            await c.until(lambda: engine.now == SLOTS)
+            waiting = await c.start_request(1)
+            await c.until(lambda: any(each.is_waiting for each in c.schedulers[0].scheduler.admission.leases))
+            seen = await live()
+            assert (seen["state"]["in_flight"], seen["state"]["waiting"]) == (SLOTS, 1)
+            assert seen["queues"]["default"]["waiting"] == 1
+            assert [each["action"] for each in seen["decisions"]][:2] == ["queue", "admit"]
+            leader = seen["state"]["cluster"]
+            assert leader["mode"] == "leading"
+            assert sorted(each["name"] for each in leader["gateways"]) == ["g0", "g1"]
+            assert list(seen["backends"]) == [c.backend.url]
+            engine.go_on.set()
+            for each in (*held, waiting):
+                assert (await each.read_response())[0] == 200
+
+    run_on_sockets(scenario())
+
+
 def test_a_scheduler_alone_learns_what_its_gateways_hold_when_it_is_started_anew() -> None:
     async def scenario() -> None:
         engine = HeldAnswers()

@@ -11,6 +11,7 @@ from maitred.study.metrics import Better
 from maitred.study.what_if.bounds import parse_bound
 from maitred.study.what_if.differences import compare_runs
 from maitred.study.what_if.figures import find_figure
+from maitred.study.what_if.resampling import resampled_figure
 from maitred.study.what_if.world import ReplayedRun
 
 
@@ -62,6 +63,24 @@ def test_the_interval_has_what_chance_and_seeds_move() -> None:
     assert (rejected.today, rejected.other, rejected.change_interval) == (0, 50, None)
     assert rejected.interval is not None
     assert rejected.interval.low == rejected.interval.high == 50
+
+
+def test_what_is_told_is_the_median_of_the_runs() -> None:
+    today, other = ([run([value + more for value in VALUES]) for more in runs] for runs in ((0, 2, 900), (700, 30, 31)))
+    (found,) = compare_runs({find_figure("ttft_p90_ms"): ALL}, today[0], today, other)
+    assert found.today == pytest.approx(find_figure("ttft_p90_ms").of(run(VALUES), ALL) + 2)  # type: ignore[operator]
+    assert found.difference == pytest.approx(29)
+
+
+def test_a_resample_has_infinite_values_only_where_it_has_drawn_them() -> None:
+    values, block = np.array([1.0, 3.0, np.inf]), np.array([0, 0, 1])
+    weights = np.array([[2, 0], [1, 1], [0, 0]])
+    assert resampled_figure(values, block, weights, None).tolist() == pytest.approx([2, np.inf, np.nan], nan_ok=True)
+    assert resampled_figure(values, block, weights, 0.5).tolist() == pytest.approx([1, 3, np.nan], nan_ok=True)
+    many = np.where(np.arange(5000) % 4 == 3, np.inf, np.arange(5000.0))
+    p70, p80 = (resampled_figure(many, np.arange(5000) % 50, np.ones((1, 50)), quantile)[0] for quantile in (0.7, 0.8))
+    assert p70 == pytest.approx(0.7 / 0.75 * 5000, rel=0.01)
+    assert p80 == np.inf
 
 
 def test_without_seeds_there_are_no_intervals() -> None:

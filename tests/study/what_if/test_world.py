@@ -21,7 +21,7 @@ from maitred.gateway.config import GatewayConfig
 from maitred.programs import ProgramsConfig
 from maitred.sim import Results, simulate
 from maitred.study.candidate import Candidate
-from maitred.study.what_if.engines import sequences_at_once
+from maitred.study.what_if.engines import find_engines, sequences_at_once
 from maitred.study.what_if.figures import figures
 from maitred.study.what_if.recorded import RecordedRequest, read_recorded, with_causes
 from maitred.study.what_if.world import ReplayedRun, ReplayWorld, replay_all
@@ -71,6 +71,16 @@ def test_step_times_fitted_to_the_record_tell_other_rules_within_five_percent(tm
     was = figures(truth(mixed_jobs(), candidate(OTHER, capacity=6), world), world, names)
     for name, value in figures(found, world, names).items():
         assert value == pytest.approx(was[name], rel=0.05), name
+
+
+def test_a_stream_whose_tokens_came_at_once_is_no_error_of_the_engines(tmp_path: Path) -> None:
+    log, record = write_run(tmp_path, mixed_jobs(), candidate())
+    recorded = read_recorded([log], [record])
+    late = [replace(each, ttft=each.e2e - 200) if index % 50 == 7 else each for index, each in enumerate(recorded.requests)]
+    before, after = (find_engines(each, 4).instance.latency_error for each in (recorded, replace(recorded, requests=late)))
+    assert before is not None
+    assert after is not None
+    assert before < after < 0.1
 
 
 TURNS = """arrival_secs,class,prompt_tokens,output_tokens,program,think_secs,model

@@ -1,8 +1,10 @@
 """Differences of two runs of the same requests, each with a 95 % interval.
 
-The values that are told are those of the runs with the latency model as it was fitted. An interval says how far chance and the
-error of that model may have moved them. It is a percentile bootstrap of pairs: each resample takes one of the seeds, with the
-error of the latency model, the answers and the draws of the router that belong to it, and blocks of consecutive requests, with
+The values that are told are medians over the runs: one with the latency model as it was fitted, and one for each seed. Where
+requests queue, a millisecond decides who gets the next slot, and with it the waits of many that follow. So a single run is one
+draw, as a single day is, and of few requests its p90 may be off by a quarter. An interval says how far chance and the error of
+that model may have moved them. It is a percentile bootstrap of pairs: each resample takes one of the seeds, with the error of
+the latency model, the answers and the draws of the router that belong to it, and blocks of consecutive requests, with
 replacement, as many as there are. Both runs get the same seed and the same blocks, so that what they have in common cancels
 out. Blocks, because requests that come together share a queue (H. Künsch, The jackknife and the bootstrap for general
 stationary observations, 1989). A makespan and a count follow from all requests, so their intervals are those over seeds.
@@ -102,25 +104,25 @@ def compare_runs(
     other: Sequence[ReplayedRun],
     seed: int = 42,
 ) -> list[ReplayedDifference]:
-    """Return each figure of `wanted`, which has the requests of each. The first run of a side is the one that is told; the
-    others, by seed, give the intervals."""
+    """Return each figure of `wanted`, which has the requests of each. The first run of a side is without a seed; the others,
+    by seed, give the intervals."""
     drawn = (today[1:], other[1:])
     resamples = Resamples(len(truth.outcome), len(drawn[0]), seed) if drawn[0] else None
-    return [_difference(figure, rows, truth, (today[0], other[0]), drawn, resamples) for figure, rows in wanted.items()]
+    return [_difference(figure, rows, truth, (today, other), drawn, resamples) for figure, rows in wanted.items()]
 
 
 def _difference(
     figure: Figure,
     rows: NDArray[np.bool_],
     truth: ReplayedRun,
-    central: tuple[ReplayedRun, ReplayedRun],
+    runs: tuple[Sequence[ReplayedRun], Sequence[ReplayedRun]],
     drawn: tuple[Sequence[ReplayedRun], Sequence[ReplayedRun]],
     resamples: Resamples | None,
 ) -> ReplayedDifference:
-    today, other = (figure.of(run, rows) for run in central)
+    today, other = (figure.of_several(side, rows) for side in runs)
     own = between = relative = probability = None
     if resamples is not None:
-        before, after = (resamples.values(figure, runs, rows) for runs in drawn)
+        before, after = (resamples.values(figure, side, rows) for side in drawn)
         own, between = _interval(after), _interval(after - before)
         relative = None if (before == 0).any() else _interval(after / before - 1)
         gains = (before - after) if figure.metric.better is Better.LOWER else (after - before)

@@ -2,6 +2,7 @@
 
     step times         `linear`, fitted to when the answers of each engine began and ended (`fit_timeline`), and what a request
                        waits outside of the steps (`fit_outside`). Tokens of the prompt that the engine had cached cost nothing
+    error of these     how far the speed of the engines differed from it between parts of the record (`_drift`)
     sequences at once  the slots of a backend, as the log has them, or the most requests that it had at once if these were more:
                        whichever tells the record better (what the engine does not run waits in it)
     KV memory          what programs were told of it, or else the default of `instance`
@@ -24,13 +25,17 @@ from maitred.core.errors import ConfigError
 from maitred.core.units import SECOND
 from maitred.instance import InstanceConfig
 from maitred.instance.latency import LatencyConfig
-from maitred.study.calibration.fitting import fit_timeline
+from maitred.study.calibration.fitting import Fit, fit_timeline
 from maitred.study.calibration.measurements import MeasuredRequest
 from maitred.study.calibration.outside import fit_outside
 from maitred.study.what_if.recorded import Recorded, RecordedRequest
 
 _LEAST_STREAMS: Final = 30
 """Streamed answers without which nothing can be said of an engine."""
+_BLOCK, _MOST_BLOCKS = 20, 50
+"""Answers of a block in which the speed of the engines is looked at, and how many blocks there are at most."""
+_MOST_ERROR: Final = 0.5
+"""Of the step times: with more, a draw of them would say nothing."""
 _MOST_FITTED: Final = 5_000
 """Answers that are fitted of one engine, the first ones: more make the fit slower and no better."""
 
@@ -69,11 +74,21 @@ def find_engines(recorded: Recorded, sequences: int, stated: Mapping[str, Any] |
     plain = replace(instance, enable_prefix_caching=False, latency=None)
     latency, _ = fit_outside(fit.latency, timelines, plain)
     assert isinstance(latency, LatencyConfig)
-    error = min(0.999, fit.residuals.sd)
+    error = min(_MOST_ERROR, _drift(fit))
     found = replace(
         instance, latency=latency, latency_error=error if instance.latency_error is None else instance.latency_error
     )
     return Engines(instance=found, num_instances=count, num_fitted=sum(map(len, timelines)))
+
+
+def _drift(fit: Fit) -> float:
+    """Return the standard deviation of how fast the engines were in blocks of about twenty consecutive answers, in times of the
+    model. What single answers are off by averages out in a run, and does not count: a stream whose tokens come all at once, as
+    its reader was held up, would count a hundredfold."""
+    count = min(_MOST_BLOCKS, max(2, len(fit.measured) // _BLOCK))
+    measured, predicted = ([part.sum() for part in np.array_split(np.array(of), count)] for of in (fit.measured, fit.predicted))
+    speeds = np.array(predicted) / np.array(measured)
+    return float(speeds.std() / speeds.mean()) if speeds.any() else 0.0
 
 
 def sequences_at_once(recorded: Recorded) -> Sequence[int]:

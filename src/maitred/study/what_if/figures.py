@@ -11,6 +11,7 @@ requests had when they were recorded, so that a group has the same requests unde
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
 from typing import Final
 
 import msgspec
@@ -88,6 +89,11 @@ class Figure(msgspec.Struct, frozen=True):
         if not len(values):
             return None
         return float(values.mean() if self.quantile is None else np.quantile(values, self.quantile))
+
+    def of_several(self, runs: Sequence[ReplayedRun], rows: NDArray[np.bool_]) -> float | None:
+        """Return the median of its values in the runs that have one, or None if none has."""
+        values = [value for run in runs if (value := self.of(run, rows)) is not None]
+        return median(values) if values else None
 
 
 class Groups:

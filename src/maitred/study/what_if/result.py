@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from statistics import median
 from typing import Any, Final
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 from rich.table import Table
 
@@ -114,8 +116,9 @@ def what_if(
     """Replay a run under `other` and under the rules of the recording, and compare them request by request.
 
     `metrics` are figures of all requests, of each class and of the ten tenants with the most requests; one with the name of a
-    class or tenant in front is told of that alone. `seeds` are those over which intervals are; 0: there are none. Raises
-    ConfigError for impossible rules, and for figures and groups that there are not.
+    class or tenant in front is told of that alone. `seeds` is how many runs are beside the one with the latency model as it
+    was fitted: what is told is their median, and intervals are over the seeds; 0: there are none. Raises ConfigError for
+    impossible rules, and for figures and groups that there are not.
     """
     groups = Groups(world.recorded.requests)
     wanted = {each: groups.rows(each.group) for each in _wanted(metrics, bounds, groups)}
@@ -132,7 +135,7 @@ def what_if(
         requests=len(world.recorded.requests),
         engines=_engines_in_words(world),
         notes=tuple(_notes(world, other, seeds, len(groups.tenants))),
-        accuracy=tuple(_accuracy(world, today[0], groups)),
+        accuracy=tuple(_accuracy(world, today, groups)),
         differences=tuple(found),
         bounds=tuple(kept),
     )
@@ -150,13 +153,15 @@ def _wanted(metrics: Iterable[str], bounds: Iterable[Bound], groups: Groups) -> 
     yield from (each.figure for each in bounds)
 
 
-def _accuracy(world: ReplayWorld, today: ReplayedRun, groups: Groups) -> Iterator[Validation]:
+def _accuracy(world: ReplayWorld, today: Sequence[ReplayedRun], groups: Groups) -> Iterator[Validation]:
     truth, several = world.truth, groups.classes if len(groups.classes) > 1 else {}
     for name, rows in {"all": groups.rows(""), **several}.items():
-        measured, predicted = (_latencies(run, rows) for run in (truth, today))
-        found = compare_latencies(name, int(rows.sum()), measured, predicted)
-        if _lines(found):
-            yield found
+        measured = _latencies(truth, rows)
+        found = [compare_latencies(name, int(rows.sum()), measured, _latencies(run, rows)) for run in today]
+        by_line = zip(*(each.lines for each in found), strict=True)
+        lines = [replace(same[0], predicted=median(line.predicted for line in same)) for same in by_line]
+        if _lines(median_run := replace(found[0], lines=lines)):
+            yield median_run
 
 
 def _latencies(run: ReplayedRun, rows: NDArray[np.bool_]) -> dict[str, NDArray[np.float64]]:
