@@ -55,6 +55,8 @@ async def see_what_is_there(tab: Tab) -> None:
     pixels = f"[...{data}].filter((each, i) => i % 4 == 3 && each).length"
     assert await tab.run(f"(() => {{ const c = document.querySelector('#slots canvas'); return {pixels}; }})()") > 20_000
     assert await tab.run("document.querySelector('#queues button.id').textContent.startsWith('<img')")
+    bar = "document.querySelector('#engines .bar')"
+    await tab.until(f"Math.abs({bar}?.firstChild.offsetWidth / {bar}?.offsetWidth - 0.25) < 0.02")
     assert await tab.run("document.images.length") == 0
     assert await tab.run("document.querySelectorAll('*').length") < 1_000
     assert await tab.run("getComputedStyle(document.body).backgroundColor") == "rgb(252, 252, 251)"
@@ -82,7 +84,9 @@ async def see_it_elsewhere(tab: Tab, url: str) -> None:
 
 def test_the_dashboard_of_ten_thousand_requests(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with world(Backend(), slots=SLOTS, admission=LONG_QUEUES, api_key="right") as w:
+        backend = Backend()
+        backend.metrics = b"vllm:num_requests_running 4\nvllm:num_requests_waiting 0\nvllm:kv_cache_usage_perc 0.25\n"
+        async with world(backend, slots=SLOTS, admission=LONG_QUEUES, api_key="right") as w:
             ids = fill(w)
             try:
                 async with browser(tmp_path) as tab:

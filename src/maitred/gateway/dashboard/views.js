@@ -94,7 +94,7 @@ function fill(node, cell) {
   } else if (bar !== null) {
     if (!node.firstElementChild) node.replaceChildren(element("span", { className: "bar" }, element("i", {})), "");
     const [frame, words] = node.childNodes;
-    frame.firstChild.style.width = percent(Math.min(Math.max(bar, 0), 1));
+    frame.firstChild.style.width = `${100 * Math.min(Math.max(bar, 0), 1)}%`; // Without a space, or it is no width.
     frame.firstChild.className = bar > 0.9 ? "full" : "";
     if (words.nodeValue !== text) words.nodeValue = text;
   } else setText(node, `${text ?? ""}`);
