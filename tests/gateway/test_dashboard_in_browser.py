@@ -75,6 +75,13 @@ async def use_the_keyboard(tab: Tab) -> None:
     assert await tab.run("document.images.length") == 0
 
 
+async def see_gateways_of_one_name(tab: Tab) -> None:
+    gateway = "{name: 'vm', connected: true, in_flight: 1, waiting: 0, heard_secs_ago: 0}"
+    of_scheduler = f"{{role: 'scheduler', name: 's', mode: 'leading', epoch: 1, gateways: [{gateway}, {gateway}]}}"
+    await tab.run(f"showCluster({{state: {{cluster: {of_scheduler}}}}})")
+    assert await tab.run("document.querySelectorAll('#gateways tbody tr').length") == 2
+
+
 async def see_it_elsewhere(tab: Tab, url: str) -> None:
     await tab.show(f"{url}/maitred", width=390, height=844, scheme="dark")
     await tab.until("last !== null && document.querySelector('#queues button.id')")  # The tab has kept the key.
@@ -93,6 +100,7 @@ def test_the_dashboard_of_ten_thousand_requests(tmp_path: Path) -> None:
                     await sign_in(tab, w.url)
                     await see_what_is_there(tab)
                     await use_the_keyboard(tab)
+                    await see_gateways_of_one_name(tab)
                     await see_it_elsewhere(tab, w.url)
                     # A 401 is no news to who is asked for a key.
                     assert [each for each in tab.problems if "401" not in each] == []

@@ -159,7 +159,8 @@ function showCluster(live) {
   const leader = found.leader === undefined ? "no leader is known" : `leader ${found.leader}`;
   setText(cluster.note, `this is the ${found.role} ${found.name}: ${words(found.mode)}, epoch ${found.epoch}; ${leader}${found.problem === undefined ? "" : `; ${found.problem}`}`);
   gatewayRows.node.hidden = found.role !== "scheduler";
-  gatewayRows.show((found.gateways ?? []).map((each) => [each.name, [
+  // Those of one machine may have one name.
+  gatewayRows.show((found.gateways ?? []).map((each, index) => [`${index} ${each.name}`, [
     each.name, { text: each.connected ? "linked" : "gone", className: each.connected ? "good words" : "bad words" },
     whole.format(each.in_flight), whole.format(each.waiting), `${span(each.heard_secs_ago)} ago`,
   ]]));
@@ -174,7 +175,8 @@ function show(live, options) {
   showTiles(live);
   showSlots(live, options);
   showQueues(live);
-  charts.forEach((chart) => chart.show(live.ttft ?? {}, live.at, options));
+  latency.node.hidden = live.state.cluster?.role === "scheduler"; // Answers pass through its gateways.
+  if (!latency.node.hidden) charts.forEach((chart) => chart.show(live.ttft ?? {}, live.at, options));
   showEngines(live);
   showPrograms(live);
   showTenants(live);

@@ -6,6 +6,7 @@
     engines.py      what the engines are: a latency model fitted to the record, and the other facts that a simulation needs
     world.py        all of this together: parsed and calibrated once, simulated under many rules
     figures.py      figures of a run by name
+    resampling.py   a figure in each resample of a bootstrap of blocks
     differences.py  differences of two runs of the same requests, with intervals
     bounds.py       bounds that other rules must keep
     result.py       what `maitred replay` prints, and writes
