@@ -102,7 +102,7 @@ def test_the_dashboard_of_a_scheduler_shows_what_its_gateways_hold() -> None:
             for each in (*held, waiting):
                 assert (await each.read_response())[0] == 200
 
-    run_on_sockets(scenario())
+    run(scenario())
 
 
 def test_a_scheduler_alone_learns_what_its_gateways_hold_when_it_is_started_anew() -> None:
