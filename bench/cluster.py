@@ -19,7 +19,8 @@ that its connection is closed, a moment after its slot was given to another (`cl
 requests that failed beyond those that a killed process had (told by the ports of its connections), streams that broke off
 beyond these, how long after the fault a chat that came after it had its first byte, and the longest time between the first
 bytes of two chats from the fault on. `lead` is what the gateway keeps at the engine beyond the limit that it has learned
-(docs/admission.md), so at most 8 + lead may be held.
+(docs/admission.md), so at most 8 + lead may be held; without `--tells`, while the limit is probed, which takes a fraction of a
+second, one more and what is kept for chats then. In the warm-up the limit is searched, with 12 slots or 18 for a moment.
 """
 
 from __future__ import annotations

@@ -222,13 +222,26 @@ def confirmed(limit: int = 16) -> SlotController:
 
 
 def test_an_idle_reservation_is_intact_while_the_limit_is_trusted_and_lent_for_a_probe() -> None:
-    slots, held = confirmed(), PoolDemand(wanted=True, held=4)
-    assert slots.on_reading(EngineReading(12, 0, progress=9), own(12), held, SECOND) is None
-    decision = slots.on_reading(EngineReading(12, 0, progress=10), own(12), held, 5 * SECOND)
+    slots = confirmed()
+
+    def look(at: int, in_flight: int, held: int) -> int:
+        demand = PoolDemand(wanted=True, held=held)
+        slots.on_reading(EngineReading(min(16, in_flight), 0, progress=at), own(in_flight), demand, at * SECOND // 10)
+        return slots.slots
+
+    assert look(10, 12, 4) == 16
+    # A quarter is held back, rounded up, of what is lent as well: until 17 are in flight, one more than the limit.
+    assert [look(50, 12, 4), look(51, 15, 6), look(52, 17, 6)] == [21, 23, 23]
+    assert slots.last_reason is SlotReason.PROBE
+
+
+def test_a_probe_lends_no_more_than_can_be_seen_where_what_is_held_back_does_not_grow() -> None:
+    """With adaptive reservations, one slot is kept of 8 as of 12: 11 requests would stand in an engine that runs 8."""
+    slots, held = confirmed(8), PoolDemand(wanted=True, held=1)
+    decision = slots.on_reading(EngineReading(7, 0, progress=10), own(7), held, 5 * SECOND)
     assert decision is not None
-    assert decision.reason is SlotReason.PROBE
-    # A quarter of them is held back, rounded up: 17 in flight are one more than the limit.
-    assert decision.slots == 24
+    assert (decision.reason, decision.slots) == (SlotReason.PROBE, 8 + 1 + 1), "one more than runs, and the one held back"
+    assert slots.on_reading(EngineReading(8, 1, progress=11), own(9), held, 5 * SECOND + 50_000) is None
 
 
 def test_a_probe_that_finds_no_more_running_confirms_the_limit_and_one_that_does_begins_a_search() -> None:

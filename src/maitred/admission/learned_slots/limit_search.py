@@ -180,7 +180,7 @@ class LimitSearch:
             self.limit = running
             self._set(max(self.slots, running + lead), SlotReason.MORE_RUNNING)
         if self.is_probing and running <= self._probed_limit:
-            self._watch_probe(own, lead, now)
+            self._watch_probe(own, lead, demand, now)
             return
         if not self.is_full(own, demand):
             return
@@ -209,20 +209,26 @@ class LimitSearch:
         return self._trust if self._trust == _FIRST_TRUST else max(self._trust, 4 * own.service_time)
 
     def _probe(self, limit: int, lead: int, demand: PoolDemand, now: Micros) -> None:
-        # Reservations are shares of the slots, rounded up, so those of the probe hold back more as well.
-        share = min(0.5, demand.held / self.slots)
         self.is_probing, self._raised_at, self._probed_limit = True, now, limit
-        # What is lent may have to wait in the engine, before any chat that comes then: so little, as long as it can be seen.
-        self._probe_looks = self._filled_looks = 0
-        wanted = ceil((limit + max(1.0, 0.03 * limit) + lead) / (1 - share)) + bool(demand.held)
-        self._num_lent = max(self.slots, wanted) - limit - lead
-        self._set(limit + lead + self._num_lent, SlotReason.PROBE)
+        self._probe_looks = self._filled_looks = self._num_lent = 0
+        self._lend(limit, lead, demand)
 
-    def _watch_probe(self, own: OwnLoad, lead: int, now: Micros) -> None:
+    def _lend(self, limit: int, lead: int, demand: PoolDemand) -> None:
+        """Have so many slots that a few more than the limit can be in flight beside what reservations hold back."""
+        # What is lent may have to wait in the engine, before any chat that comes then: so little, as long as it can be seen.
+        lent = ceil(max(1.0, 0.03 * limit)) + demand.held
+        if lent > self._num_lent:
+            self._num_lent, self._probe_looks = max(lent, self.slots - limit - lead), 0
+            self._set(limit + lead + self._num_lent, SlotReason.PROBE)
+
+    def _watch_probe(self, own: OwnLoad, lead: int, demand: PoolDemand, now: Micros) -> None:
         """End a probe that is in vain: nothing has used it, or no more runs although more was sent."""
+        is_filled = own.in_flight > self._probed_limit + lead
         self._probe_looks += 1
-        self._filled_looks += own.in_flight > self._probed_limit + lead
+        self._filled_looks += is_filled
         if self.limit is None or (self._probe_looks < _PROBE_LOOKS and self._filled_looks < _FILLED_LOOKS):
+            if self.limit is not None and not is_filled and demand.wanted:
+                self._lend(self.limit, lead, demand)  # Reservations are shares of the slots, so they may hold back more by now.
             return
         if self._filled_looks >= _FILLED_LOOKS:
             self._extend_trust(own, now)
