@@ -16,6 +16,7 @@ from maitred.scheduler.backends.backend import Backend, UpstreamRequest
 from maitred.scheduler.backends.fleet_view import FleetView
 from maitred.scheduler.config import FleetConfig
 from maitred.scheduler.ejection import CircuitState
+from maitred.scheduler.sharing.fleet_news import FleetNews
 from maitred.wire.clock import Clock
 
 NAMES = ("base", "law", "sql", "other")
@@ -54,6 +55,56 @@ def calls_when_the_last_one_comes_up_and_goes_down(backends: int, models: int) -
         fleet.mark_down(last, "refused")
 
     return calls_of(come_and_go)
+
+
+def news_of(fleet: FleetView) -> tuple[FleetNews, Callable[[int], None], list[Any]]:
+    """Return what tells a gateway of a fleet, what has it do so at a time, and what was told."""
+    told: list[Any] = []
+    end: Any = SimpleNamespace(settling=SimpleNamespace(slots={}), books=SimpleNamespace(connected=[]), tell=told.append)
+    news = FleetNews(fleet, {}, lambda: None)
+    fleet.observe(news)
+    return news, lambda now: news.tell(end, now), told
+
+
+def calls_of_the_news_after_a_poll_of_each(backends: int) -> int:
+    news, tell, told = news_of(fleet := fleet_of(backends))
+    tell(0)
+
+    def take_polls() -> None:
+        for backend in fleet.backends:
+            news.on_backend_polled(backend)
+            tell(0)
+
+    told.clear()
+    calls = calls_of(take_polls)
+    assert told == []
+    return calls
+
+
+def test_what_polls_cost_the_news_for_gateways_grows_with_the_backends_and_not_with_their_square() -> None:
+    assert calls_of_the_news_after_a_poll_of_each(200) <= 4.2 * calls_of_the_news_after_a_poll_of_each(50)
+
+
+def test_gateways_are_told_of_a_rest_once_of_how_long_it_still_is_when_they_come_and_of_its_end() -> None:
+    fleet = fleet_of(3)
+    news, tell, told = news_of(fleet)
+    tell(0)
+    resting, other = fleet.backends[:2]
+    resting.circuit.rests_until = 5 * SECOND
+    fleet.note_polled(resting)
+    tell(SECOND)
+    assert [each.rests for each in told[-1].backends] == [4 * SECOND, None, None]
+    num_told = len(told)
+    fleet.note_polled(resting)
+    tell(2 * SECOND)
+    assert len(told) == num_told
+    late: list[Any] = []
+    news.tell_all(SimpleNamespace(tell=lambda message, gateway: late.append(message)), ("g", "1"), 3 * SECOND)  # type: ignore[arg-type]
+    assert late[0].backends[0].rests == 2 * SECOND
+    resting.circuit.rests_until = None
+    fleet.note_polled(other)
+    tell(6 * SECOND)
+    assert [each.rests for each in told[-1].backends] == [None] * 3
 
 
 def test_what_a_backend_costs_grows_with_the_backends_and_with_its_models_but_not_with_both() -> None:

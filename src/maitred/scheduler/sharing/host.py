@@ -105,7 +105,7 @@ class SchedulerHost:
         self._orphans = OrphanWatch(self.end, fleet, watch, self._clock, self.flush_soon)
         self.leadership = Leadership(self.end, admission.only_pools, self._clock, self._on_term, self.flush_soon)
         """Whether this scheduler leads."""
-        admission.join(self.end, self.flush_soon, self.news.note)
+        admission.join(self.end, self.flush_soon, self.news.note_shares)
 
     async def start(self, path: str) -> None:
         """Listen on a Unix socket. Raises OSError if that is not possible."""
@@ -245,8 +245,9 @@ class SchedulerHost:
 
     def _on_welcome(self, gateway: GatewayId) -> None:
         self.news.note()
-        self.news.tell(self.end, self._clock.now())
-        self.news.tell_all(self.end, gateway)
+        now = self._clock.now()
+        self.news.tell(self.end, now)
+        self.news.tell_all(self.end, gateway, now)
         welcomed = self.end.books.gateways[gateway]
         if welcomed.connection is not None:
             log_welcome(welcomed, self._connections[welcomed.connection].peer)
