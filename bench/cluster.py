@@ -16,11 +16,12 @@ requests keeps it full, and chats (class `interactive`) come at random. The same
 and of each is printed: TTFT of the chats, tokens per second of bulk, the most requests that the engine had at once (`most`),
 and of these the most whose gateway had not let them go (`held`): a victim of a preemption is at the engine until it notices
 that its connection is closed, a moment after its slot was given to another (`cluster_engine`). Where something has failed:
-requests that failed beyond those that a killed process had (told by the ports of its connections), streams that broke off
-beyond these, how long after the fault a chat that came after it had its first byte, and the longest time between the first
-bytes of two chats from the fault on. `lead` is what the gateway keeps at the engine beyond the limit that it has learned
-(docs/admission.md), so at most 8 + lead may be held; without `--tells`, while the limit is probed, which takes a fraction of a
-second, one more and what is kept for chats then. In the warm-up the limit is searched, with 12 slots or 18 for a moment.
+requests that failed beyond those that a killed process had (told by the ports of its connections; and those that the system
+has taken for its port before it had ended), streams that broke off beyond these, how long after the fault a chat that came
+after it had its first byte, and the longest time between the first bytes of two chats from the fault on. `lead` is what the
+gateway keeps at the engine beyond the limit that it has learned (docs/admission.md), so at most 8 + lead may be held; without
+`--tells`, while the limit is probed, which takes a fraction of a second, one more and what is kept for chats then. In the
+warm-up the limit is searched, with 12 slots or 18 for a moment.
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ def describe(load: Load, fault: Fault, since: float, until: float, most: tuple[i
 
 
 def describe_fault(fault: Fault, chats: list[Sent], failed: list[Sent]) -> str:
-    beyond = [one for one in failed if one.port not in fault.ports]
+    beyond = [one for one in failed if not fault.had(one)]
     broken = sum(one.first_at is not None for one in beyond)
     after = [one for one in chats if one.first_at is not None and one.first_at >= fault.at]
     again = min(((one.first_at or 0) for one in after if one.at >= fault.at), default=math.nan) - fault.at

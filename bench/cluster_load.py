@@ -20,6 +20,9 @@ class Sent:
     is_chat: bool
     at: float
     port: int = 0
+    gateway: int = 0
+    """The port of the gateway that it was sent to."""
+    connected_at: float = 0.0
     first_at: float | None = None
     ended_at: float | None = None
     is_whole: bool = False
@@ -45,7 +48,8 @@ class Load:
         head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: b\r\nx-smg-priority: {name}\r\ncontent-length: {len(body)}\r\n\r\n"
         with contextlib.suppress(OSError):
             reader, writer = await self._connect()
-            one.port = writer.get_extra_info("sockname")[1]
+            one.port, one.connected_at = writer.get_extra_info("sockname")[1], time.monotonic()
+            one.gateway = writer.get_extra_info("peername")[1]
             writer.write(head.encode() + body)
             got = b""
             while piece := await reader.read(65_536):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import re
 import shutil
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 from enum import Flag, auto
 from pathlib import Path
 
+from cluster_load import Sent
 from processes import MAITRED
 
 HERE = Path(__file__).parent
@@ -199,17 +201,43 @@ class Fault:
 
     at: float = 0.0
     ports: set[int] = field(default_factory=set)
+    """Those of the clients when it was killed."""
+    until: dict[int, float] = field(default_factory=dict)
+    """Until when the system took connections for a port where nobody listens any more."""
+
+    def had(self, one: Sent) -> bool:
+        """Return whether a request was at a process that was killed."""
+        return one.port in self.ports or one.connected_at <= self.until.get(one.gateway, -math.inf)
 
     def begin(self) -> None:
         self.at = self.at or time.monotonic()
 
 
 async def kill(pid: int, fault: Fault) -> None:
-    """Kill a process; it is stopped first, so that what it had is known."""
+    """Kill a process; it is stopped first, so that what it had is known. Until it has ended, after 0.1 s on a busy machine, the
+    system takes connections for it, which it then resets."""
     os.kill(pid, signal.SIGSTOP)
     fault.ports |= ports_of(pid, of_peers=True)
+    own = ports_of(pid, of_peers=False)
     fault.begin()
     os.kill(pid, signal.SIGKILL)
+    while not has_ended(pid):
+        await asyncio.sleep(0.001)
+    fault.until |= dict.fromkeys(own - listening(), time.monotonic())
+
+
+def has_ended(pid: int) -> bool:
+    """Return whether nothing of a process is left but its exit code."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def listening() -> set[int]:
+    """Return the ports of TCP where any process listens."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return {int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == _LISTENS}
 
 
 async def stop(pid: int, fault: Fault, secs: float) -> None:
