@@ -80,6 +80,7 @@ class IdleContexts:
             return largest
         # Agents drop old parts of a context that is full. What is smaller than a third of all is that of a small sub-agent, or
         # comes after a compaction. XXX: a guess; a wrong one counts a dead context, or one too few, for the next requests.
+        # To be measured: by how much recorded agents compact.
         return min((c for c in self._contexts if c.tokens <= _MOST_TRIMMED * tokens), key=_tokens_of, default=None)
 
     def end_request(self, tokens: int) -> None:

@@ -50,7 +50,8 @@ what a class needed that has changed its ways."""
 REVIEW_INTERVAL: Final = SECOND
 LEARNING_TIME: Final = 10 * SECOND
 ENOUGH_ARRIVALS: Final = 20
-"""With fewer, all that is configured is kept. XXX: a guess; the first arrivals of a class say little."""
+"""With fewer, all that is configured is kept. XXX: a guess; the first arrivals of a class say little. To be
+measured: after how many what recorded classes need stays the same."""
 
 
 class ArrivalNeeds:

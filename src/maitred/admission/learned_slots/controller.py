@@ -50,7 +50,8 @@ GUESSED_SLOTS: Final = 32
 is off (`DEFAULT_SLOTS_PER_BACKEND`, 64): a wait in front of the engine is ordered by class and one inside is not, and the guess
 is corrected by the first reading or stream."""
 MOST_LEARNED: Final = 4096
-"""A bound for a search that never sees a queue. XXX: a guess; most engines run some hundreds of sequences."""
+"""A bound for a search that never sees a queue. XXX: a guess; most engines run some hundreds of sequences. To be found:
+an engine that runs more."""
 LEAST_LEARNED: Final = 2
 """With 1 the engine would idle between the end of each answer and the next dispatch."""
 BUSY_INTERVAL: Final = 200 * MILLISECOND
@@ -225,7 +226,8 @@ class SlotController:
         """Return how long after a reading the next is due; None while nothing is in flight: an idle engine costs nothing."""
         if not in_flight:
             return None
-        # With a tenth to spare a burst could fill them before the next look. XXX: a guess.
+        # With a tenth to spare a burst could fill them before the next look. XXX: a guess. To be measured: bursts of
+        # real traffic, as a share of the slots.
         if wanted or in_flight >= 0.9 * self.slots:
             return SEARCH_INTERVAL if self._is_searching else BUSY_INTERVAL
         return CALM_INTERVAL
@@ -270,8 +272,9 @@ class SlotController:
     def _compare_with_streams(self, reading: EngineReading, own: OwnLoad) -> None:
         """Count how often the page has shown too little of what answers since it last showed enough."""
         # Another engine's page, or a gauge that is never set. Less than half, because a page is some steps old; three times,
-        # because streams may end or begin in those. (XXX: guesses.) Then the streams are the signal, until the page shows what
-        # answers. A reading while hardly anything answers says nothing either way.
+        # because streams may end or begin in those. (XXX: guesses. To be measured: the age of real pages, in steps.) Then the
+        # streams are the signal, until the page shows what answers. A reading while hardly anything answers says nothing either
+        # way.
         running, answered = reading.running, own.answered
         if running < answered / 2 - 2 or (not running and answered >= _FEWEST_STREAMS):
             self._contradictions += 1
@@ -288,10 +291,12 @@ class SlotController:
         search = self._search
         is_searching = (search.limit is None or search.is_probing) and not self._is_shared
         # Only streams show that they answer. With too many other requests, what answers is not what runs. XXX: a guess.
+        # To be measured: how far the one is from the other, by the share of streams.
         if not is_searching or own.unstreamed > 0.3 * own.in_flight or self._reading is None:
             self._overdue_look = None
             return
         # A single first token may be late for other reasons than a queue, and so may a few of hundreds. XXX: a guess.
+        # To be measured: first tokens that are late at a real engine without a queue.
         if own.overdue <= lead_of(own) + 1 + 0.05 * own.answered:
             self._overdue_look = None
             return

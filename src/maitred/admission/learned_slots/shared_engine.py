@@ -21,7 +21,7 @@ from maitred.core.units import SECOND, Micros
 
 _PATIENCE: Final = 10 * SECOND
 """How long the queue of others must stand before we stand as well: other gateways that yield as we do should have yielded by
-then. XXX: a guess."""
+then. XXX: a guess. To be measured: how long several gateways take until none has a queue."""
 _STANDING_TIME: Final = 60 * SECOND
 """Not for ever: if those others begin to yield, so do we."""
 _MOST_SIGHTINGS: Final = 8
@@ -66,6 +66,7 @@ class SharedEngine:
         # What the engine can run: the most that ran, and slowly less, because it may have shrunk.
         self._top = top = max(float(running), 0.99 * self._top)
         # A queue of a few is that of gateways that yield, each of which tries for more. XXX: a guess.
+        # To be measured: what several gateways that yield leave waiting, by their number.
         if waiting <= lead + 0.15 * running:
             self._calm_at = now
         if now - self._calm_at > _PATIENCE and share <= top / 2:
@@ -73,7 +74,8 @@ class SharedEngine:
         if waiting > lead + 0.02 * running:
             # From what is used, because unused slots put nothing into that queue; half of our part, because others take back
             # theirs at the same time; 3 % at least, so that the smallest shrinks, too; and never below a tenth of the engine,
-            # from which we could not tell how it fares. XXX: guesses, but for the form of it.
+            # from which we could not tell how it fares. XXX: guesses, but for the form of it. To be
+            # measured: how soon the shares of several gateways are equal.
             used = min(share, max(own.in_flight, slots - demand.held))
             ours = 0.5 * (waiting - lead) * own.in_flight / (running + waiting)
             share = max(0.1 * top, used - max(0.03 * share, ours))

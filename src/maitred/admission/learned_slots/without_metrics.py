@@ -41,7 +41,8 @@ class StreamLooks:
         # Within a service time, what was sent before the last change is still there.
         interval = max(own.service_time, SECOND)
         if own.silent > max(1, 0.02 * own.in_flight):
-            # 0.9, because what answers fits, but grows with its answers; then in smaller steps. XXX: guesses.
+            # 0.9, because what answers fits, but grows with its answers; then in smaller steps. XXX: guesses. To be
+            # measured: how much of its throughput an engine loses that is sent less, and streams that stay silent.
             if self._cap is None or now - self._cap_at >= interval:
                 self._cap = 0.9 * own.answered if self._cap is None else 0.93 * self._cap
                 self._cap_at = now
