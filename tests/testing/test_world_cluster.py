@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 from pathlib import Path
 
 import pytest
-from cluster_mutants import FOUND_BY, MUTANTS
+from cluster_mutants import FOUND_BY, FOUND_IN, MUTANTS
 
 from maitred.core.units import SECOND, Micros
 from maitred.scheduler.link import gateway_end
@@ -51,8 +52,27 @@ def test_chats_are_granted_again_soon_after_the_leader_has_gone(does_tell: bool,
     assert waits[0] <= (SECOND if does_tell else 3 * SECOND)
 
 
-@pytest.mark.skipif(not str(gateway_end.__file__).endswith(".py"), reason="compiled classes cannot be patched")
+_needs_source = pytest.mark.skipif(not str(gateway_end.__file__).endswith(".py"), reason="compiled classes cannot be patched")
+
+
+@_needs_source
 @pytest.mark.parametrize("name", FOUND_BY)
 def test_a_planted_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     MUTANTS[name](monkeypatch)
     assert any(play_cluster(draw_cluster(seed), stops_at_violation=True).violations for seed in FOUND_BY[name])
+
+
+@_needs_source
+@pytest.mark.parametrize("name", FOUND_IN)
+def test_a_planted_fault_fails_a_scenario_of_the_link(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "link")
+    module, test = FOUND_IN[name]
+    scenario = getattr(importlib.import_module(module), test)
+    scenario()
+    MUTANTS[name](monkeypatch)
+    with pytest.raises(AssertionError):
+        scenario()
+
+
+def test_each_planted_fault_is_found_by_a_seed_or_a_scenario() -> None:
+    assert MUTANTS.keys() == FOUND_BY.keys() | FOUND_IN.keys()
