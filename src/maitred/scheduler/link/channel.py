@@ -107,6 +107,11 @@ class Channel:
         afterwards: the channel may have been opened, or closed."""
         messages: list[AnyMessage] = []
         try:
+            if self.state is _OPEN and not self._received and _is_one_frame(data):  # As nearly always.
+                said = self._messages_of(data[_LENGTH_BYTES:])
+                if _OF_CHANNEL.isdisjoint(map(type, said)):
+                    return said
+                return [message for message in said if self._take(message)]
             for frame in self._frames(data):
                 said = self._messages_of(frame)
                 if self.state is _OPEN and _OF_CHANNEL.isdisjoint(map(type, said)):
@@ -119,6 +124,8 @@ class Channel:
 
     def take_bytes(self) -> bytes:
         """Return what is to be written: the messages of this turn, or nothing. Look at `state` afterwards."""
+        if not (self._said or self._ready):
+            return b""
         data, self._ready = self._ready, b""
         if self._said:
             data += self._frames_of(self._said)
@@ -161,9 +168,6 @@ class Channel:
 
     def _frames(self, data: bytes) -> Iterator[bytes]:
         received = self._received
-        if not received and self.is_open and int.from_bytes(data[:_LENGTH_BYTES], "big") == len(data) - _LENGTH_BYTES:
-            yield data[_LENGTH_BYTES:]  # One frame and nothing else, as nearly always.
-            return
         received += data
         while self.state is not _CLOSED and len(received) >= _LENGTH_BYTES:
             length = int.from_bytes(received[:_LENGTH_BYTES], "big")
@@ -220,6 +224,10 @@ class Channel:
     def _check(self, proof: bytes, side: Side, gateway_nonce: bytes, scheduler_nonce: bytes) -> None:
         if not is_proof(proof, self._secret, side, gateway_nonce, scheduler_nonce):
             raise LinkFault(f"the {side} does not know the secret of this {self._side}", is_lasting=True)
+
+
+def _is_one_frame(data: bytes) -> bool:
+    return int.from_bytes(data[:_LENGTH_BYTES], "big") == len(data) - _LENGTH_BYTES
 
 
 def _check_version(version: int) -> None:

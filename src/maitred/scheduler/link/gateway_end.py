@@ -146,16 +146,17 @@ class GatewayEnd:
     def feed(self, data: bytes, now: Micros) -> Sequence[LinkEvent]:
         """Take bytes of the connection, and return what they mean."""
         # First, whether the lease is over: a process that was stopped finds old grants in its buffer.
-        events = list(self.advance(now))
+        events = [*self.advance(now)]
         channel = self._channel
         if channel is None:
             return events
         messages = channel.feed(data)
-        if channel.is_open and self.state is _GREETING:
+        if self.state is _GREETING and channel.is_open:
             self._say_hello(channel, now)
         for message in messages:
-            if self._channel is channel:  # Otherwise a message before this one has closed it.
-                events += self._take(message, now)
+            if self._channel is not channel:  # A message before this one has closed it.
+                break
+            events += self._take(message, now)
         if channel.state is _CLOSED and self._channel is channel:
             events.append(self.give_up(""))
         return events
@@ -349,8 +350,7 @@ class GatewayEnd:
             return [self.give_up(f"Grant makes no sense: there is no backend {grant.backend}", is_lasting=True)]
         request = self._requests.get(grant.request)
         # If the request has ended, its release is on the way.
-        is_of_now = request is not None and request.attempt == grant.attempt
-        if request is None or not is_of_now or not self.may_start(now) or not request.take(_GRANT):
+        if request is None or request.attempt != grant.attempt or not self.may_start(now) or not request.take(_GRANT):
             return ()
         self.num_grants += 1
         request.backend, request.granted_at, request.lapse = grant.backend, now, self._num_lapses
@@ -390,7 +390,7 @@ class GatewayEnd:
 
     def _say(self, message: AnyMessage) -> None:
         """Say something if `Hello` has been said, which otherwise will tell it."""
-        if self._channel is not None and self.state >= _HELLO:
+        if self._channel is not None:  # It is not open before that.
             self._channel.say(message)
 
     def _say_hello(self, channel: Channel, now: Micros) -> None:

@@ -17,6 +17,7 @@ import msgspec
 
 from maitred.admission import ReleaseReason
 from maitred.core.request import Request
+from maitred.core.units import Micros
 from maitred.scheduler.drivers.deadline_timer import DeadlineTimer
 from maitred.scheduler.link.events import Closed, LinkEvent, Opened
 from maitred.scheduler.link.failure_kinds import FailureKind
@@ -62,6 +63,7 @@ class LinkClient:
         """What finds the scheduler."""
         self._clock, self._random = clock, random
         self._writer = LinkWriter()
+        self._requests = self.end.requests
         self._is_flush_due = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer = DeadlineTimer(self._on_due, clock)
@@ -99,11 +101,14 @@ class LinkClient:
 
     # What the driver of admission asks (`RemoteEnd`).
 
-    def submit(self, number: int, request: Request, cost: int, memory: int = 0) -> None:
-        """Ask for a slot. `memory` is the number of the memory of a request of a program."""
+    def submit(self, number: int, request: Request, cost: int, memory: int, now: Micros) -> None:
+        """Ask at `now` for a slot. `memory` is the number of the memory of a request of a program, or 0."""
         note = self.notes.take(request.id) if self.notes.takes_notes else None
-        self.end.submit(number, _terms_of(request, cost, memory, self.block_sizes, note), self._clock.now())
-        self._flush_soon()
+        self.end.submit(number, _terms_of(request, cost, memory, self.block_sizes, note), now)
+        if len(self._requests) == 1:  # Nothing to share a frame with: a turn of the loop would be in vain.
+            self._write()
+        else:
+            self._flush_soon()
 
     def confirm_first_byte(self, number: int) -> bool:
         """Return whether the first byte of a response may be sent."""
@@ -127,7 +132,10 @@ class LinkClient:
     def release(self, number: int, end: ReleaseReason, tokens: int | None) -> None:
         """End a request."""
         self.end.release(number, end, tokens)
-        self._flush_soon()
+        if not self._requests:  # As in `submit`.
+            self._write()
+        else:
+            self._flush_soon()
 
     # What the driver of the programs asks (`ProgramsEnd`).
 
@@ -217,9 +225,9 @@ class LinkClient:
 
     def _take(self, events: Sequence[LinkEvent]) -> None:
         for event in events:
-            if isinstance(event, Closed):
+            if type(event) is Closed:
                 self._close(event)
-            elif isinstance(event, Opened):
+            elif type(event) is Opened:
                 log.info("%s is linked to the scheduler at %s, epoch %d", self.end.name, self.dialer.address, event.epoch)
                 self._told.clear()
                 self.problem, self.notes.takes_notes = None, event.keeps_notes
@@ -252,7 +260,8 @@ class LinkClient:
         if self._writer.transport is not None:
             if left := self._writer.take_left():
                 self.end.note_written(left)
-            self._writer.write(self.end.take_bytes())
+            if data := self.end.take_bytes():
+                self._writer.write(data)
 
     def _on_due(self) -> None:
         self._take(self.end.advance(self._clock.now()))
@@ -299,6 +308,6 @@ def _terms_of(request: Request, cost: int, memory: int, block_sizes: Sequence[in
         slo_target=request.slo_target,
         instances=request.instances,
         memory=memory,
-        prompt=None if memory else pack_hashes(request.prefix, block_sizes),
+        prompt=pack_hashes(request.prefix, block_sizes) if block_sizes and not memory else None,
         class_note=note,
     )

@@ -6,6 +6,8 @@ import asyncio
 from typing import Final
 
 _LAST_WORD_SECS: Final = 1.0
+_FEW_BYTES: Final = 1 << 16
+"""So little need not be looked for: most often it leaves in the turn in which it is written."""
 
 
 class LinkWriter:
@@ -18,8 +20,8 @@ class LinkWriter:
         """Bytes that were written, and are not known to have left."""
 
     def take_left(self) -> int:
-        """Return how many bytes have left since this was called last."""
-        if not self._kept or self.transport is None:
+        """Return how many bytes have left since this was called last. Few are told later, with others."""
+        if self._kept < _FEW_BYTES or self.transport is None:
             return 0
         kept, self._kept = self._kept, self.transport.get_write_buffer_size()
         return kept - self._kept

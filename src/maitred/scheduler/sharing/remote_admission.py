@@ -22,15 +22,16 @@ from maitred.scheduler.link.failure_kinds import FailureKind
 from maitred.scheduler.placements import MemoryLost
 from maitred.wire.clock import Clock
 
-_ADMIT: Final = Action.ADMIT
+_GRANTED: Final = Decision(0, -1, Action.ADMIT, "granted")
+"""Stands for the decision of the scheduler, of which a gateway is told no more."""
 _REJECT: Final = Action.REJECT
 
 
 class RemoteEnd(Protocol):
     """What says and hears on the link."""
 
-    def submit(self, number: int, request: Request, cost: int, memory: int) -> None:
-        """Ask for a slot."""
+    def submit(self, number: int, request: Request, cost: int, memory: int, now: Micros) -> None:
+        """Ask for a slot at `now`."""
         ...
 
     def confirm_first_byte(self, number: int) -> bool:
@@ -57,15 +58,16 @@ class RemoteEnd(Protocol):
 class RemoteLease(SlotLease):
     """A request in admission."""
 
+    place: tuple[int, int | None] | None = None
+    """The backend that it was granted, and the rank there; None: no backend may have it."""
+    refusal: Refusal | None = None
+    is_memory_lost = False
+    """Whether it gets no slot because its program has to wait for memory elsewhere."""
+
     def __init__(self, request: Request, task: asyncio.Task[None], number: int) -> None:
         super().__init__(request, task)
         self.number = number
         """Its number on the link."""
-        self.place: tuple[int, int | None] | None = None
-        """The backend that it was granted, and the rank there; None: no backend may have it."""
-        self.refusal: Refusal | None = None
-        self.is_memory_lost = False
-        """Whether it gets no slot because its program has to wait for memory elsewhere."""
 
     def wait_anew(self) -> None:
         """Wait for another decision."""
@@ -103,7 +105,7 @@ class RemoteAdmission(RealTimeAdmission):
         lease.wait_anew()
         self._leases[request.id] = self._by_id[request.id] = self._by_number[lease.number] = lease
         memory = 0 if self._memory_number is None else self._memory_number(request.id)
-        self._end.submit(lease.number, request, cost, memory)
+        self._end.submit(lease.number, request, cost, memory, now)
         return lease
 
     def confirm_first_byte(self, request_id: RequestId, now: Micros) -> bool:
@@ -154,7 +156,7 @@ class RemoteAdmission(RealTimeAdmission):
         lease = self._by_number.get(number)
         if lease is not None:
             lease.place, lease.limits = (backend, rank), limits
-            lease.settle(Decision(self.clock.now(), lease.request.id, _ADMIT, "granted"))
+            lease.settle(_GRANTED)
 
     def on_queued(self, number: int, reason: str) -> None:
         """A request waits."""
@@ -167,7 +169,7 @@ class RemoteAdmission(RealTimeAdmission):
         lease = self._by_number.get(number)
         if lease is not None:
             lease.place = None
-            lease.settle(Decision(self.clock.now(), lease.request.id, _ADMIT, "granted"))
+            lease.settle(_GRANTED)
 
     def on_memory_lost(self, number: int) -> None:
         """The program of a request has to wait for memory elsewhere."""
