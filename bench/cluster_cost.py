@@ -2,16 +2,17 @@
 
     python bench/cluster_cost.py [--rounds 7] [--seconds 1] [--workers 2] [--instructions]
 
-Processes on loopback, as in `gateway.py`: a backend that answers fixed bytes, a load client, and two gateways between them with
-classes and metrics on, one of one process and one of several. Every round measures each scenario through both, one after the
-other, beside a calibration loop; each round begins with the other one. CPU is as the scheduler of the system counts it
-(/proc/PID/schedstat, hence Linux only), and the medians over the rounds are printed. With two cores or more the gateways have
-one for themselves.
+Processes on loopback, as in `gateway.py`: a backend that answers fixed bytes, load clients, and gateways between them with
+classes and metrics on: as many of one process each as there are workers, which know nothing of each other, and one gateway of
+several processes. Every round measures each scenario through the separate ones, all at once, and through the workers, one after
+the other, beside a calibration loop; each round begins with the other. CPU is as the scheduler of the system counts it
+(/proc/PID/schedstat, hence Linux only), and the medians over the rounds are printed. With two cores or more, the separate ones
+share one with the workers, and the process that schedules is on the other one, with what sends the load.
 
-    added      what a request or event costs more at the gateways, the workers, than at one process that has as many connections
-               as each of them
+    added      what a request or event costs more at the workers than at as many separate processes with as many connections.
+               One process alone on its core would cost less than either: it shares no cache.
     scale      how many times the SSE events of one process on one core N workers serve on N cores, by CPU:
-               N * one / (workers + parent)
+               N * separate / (workers + parent)
 
 With `--instructions` both run under valgrind, and thousands of instructions outside of the kernel are printed in place of µs:
 other programs on the machine change little about these. Nothing is batched then as it is at full speed, so they compare two
@@ -26,6 +27,8 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -40,33 +43,51 @@ BACKEND_PORT, PORT = 19_401, 19_402
 
 @dataclass(frozen=True)
 class Cost:
-    """One scenario measured once: CPU seconds, or instructions, of the first process and of those that it has started, and what
-    was served."""
+    """One scenario measured once: CPU seconds, or instructions, of the process that schedules alone, if there is one, and of
+    those that serve; and what was served."""
 
-    first: float
-    others: float
+    parent: float
+    serving: float
     requests: int
     events: int
 
 
-def measure(port: int, scenario: Scenario, seconds: float, pid: int) -> Cost:
-    """Send load through a gateway for so long."""
-    first, *others = tree_of(pid)
-    before = cpu_of(first), sum(map(cpu_of, others))
-    window = gateway.measure(port, scenario, seconds, None)
-    return Cost(cpu_of(first) - before[0], sum(map(cpu_of, others)) - before[1], window.requests, window.events)
+class Side:
+    """Gateways that have load at the same time: separate ones, or one with workers."""
 
+    def __init__(self, ports: Sequence[int], pids: Sequence[int], *, has_parent: bool) -> None:
+        self._ports, self._pids, self._has_parent = ports, pids, has_parent
 
-def count(port: int, scenario: Scenario, seconds: float, pid: int, counter: Callgrind) -> Cost:
-    """Send load as `measure` does, and count instructions; those that come without load are left out."""
-    tree = tree_of(pid)
-    counter.begin(tree)
-    window = gateway.measure(port, scenario, seconds, None)
-    loaded = counter.end(tree)
-    counter.begin(tree)
-    time.sleep(window.wall)
-    first, *others = (some - idle for some, idle in zip(loaded, counter.end(tree), strict=True))
-    return Cost(first, sum(others), window.requests, window.events)
+    def measure(self, scenario: Scenario, seconds: float) -> Cost:
+        """Send load for so long."""
+        tree = self._tree()
+        before = [*map(cpu_of, tree)]
+        windows = self._load(scenario, seconds)
+        return self._cost([cpu_of(pid) - former for pid, former in zip(tree, before, strict=True)], windows)
+
+    def count(self, scenario: Scenario, seconds: float, counter: Callgrind) -> Cost:
+        """Send load as `measure` does, and count instructions; those that come without load are left out."""
+        tree = self._tree()
+        counter.begin(tree)
+        windows = self._load(scenario, seconds)
+        loaded = counter.end(tree)
+        counter.begin(tree)
+        time.sleep(windows[0].wall)
+        return self._cost([some - idle for some, idle in zip(loaded, counter.end(tree), strict=True)], windows)
+
+    def _tree(self) -> list[int]:
+        return [pid for root in self._pids for pid in tree_of(root)]
+
+    def _load(self, scenario: Scenario, seconds: float) -> list[gateway.Window]:
+        """Have each port asked by a client of its own. One connection alone is at the first of them."""
+        ports = self._ports if scenario.connections > 1 else self._ports[:1]
+        with ThreadPoolExecutor(len(ports)) as clients:
+            return [*clients.map(lambda port: gateway.measure(port, scenario, seconds, None), ports)]
+
+    def _cost(self, used: Sequence[float], windows: Sequence[gateway.Window]) -> Cost:
+        parent = used[0] if self._has_parent else 0.0
+        requests, events = (sum(getattr(window, what) for window in windows) for what in ("requests", "events"))
+        return Cost(parent, sum(used) - parent, requests, events)
 
 
 def ours(port: int, workers: int) -> OtherProxy:
@@ -75,14 +96,9 @@ def ours(port: int, workers: int) -> OtherProxy:
     return OtherProxy(f"{workers} workers", (*one.command, "--workers", str(workers)), port)
 
 
-def shared(scenario: Scenario, workers: int, *, several: bool) -> Scenario:
-    """Return what is sent to one process, or to several: each has as many connections. One alone is one at either."""
-    connections = scenario.connections
-    if scenario.stream:
-        connections = connections if several else connections // workers
-    elif connections > 1 and several:
-        connections *= workers
-    return replace(scenario, connections=connections)
+def of_each(scenario: Scenario, workers: int) -> Scenario:
+    """Return what each of as many clients as there are workers sends."""
+    return replace(scenario, connections=scenario.connections // workers) if scenario.stream else scenario
 
 
 def per(costs: list[Cost], what: str, unit: str) -> float:
@@ -90,11 +106,10 @@ def per(costs: list[Cost], what: str, unit: str) -> float:
     return float(statistics.median(getattr(cost, what) / getattr(cost, unit) for cost in costs))
 
 
-def report(scenario: Scenario, one: list[Cost], several: list[Cost], workers: int, scale: float) -> None:
+def report(scenario: Scenario, separate: list[Cost], several: list[Cost], workers: int, scale: float) -> None:
     unit = "events" if scenario.stream else "requests"
-    alone, parent, there = (
-        per(costs, what, unit) * scale for costs, what in ((one, "first"), (several, "first"), (several, "others"))
-    )
+    asked = (separate, "serving"), (several, "parent"), (several, "serving")
+    alone, parent, there = (per(costs, what, unit) * scale for costs, what in asked)
     line = f"{scenario.name:<26} {alone:8.1f} {there:9.1f} {parent:8.1f} {there - alone:8.1f}"
     print(line + (f" {workers * alone / (there + parent):8.2f}" if scenario.stream else ""))
 
@@ -112,11 +127,10 @@ def main() -> None:
     if rest is not None:
         os.sched_setaffinity(0, {rest})
     scenarios = [scenario for scenario in SCENARIOS.values() if options.only in scenario.name]
-    gateways = [ours(PORT, 1), ours(PORT + 1, options.workers)]
+    gateways = [*(ours(PORT + 1 + number, 1) for number in range(options.workers)), ours(PORT, options.workers)]
     counter = Callgrind() if options.instructions else None
     if counter is not None:
         gateways = [replace(each, command=counter.wrap(each.command)) for each in gateways]
-    sent = [{each.name: shared(each, options.workers, several=several) for each in scenarios} for several in (False, True)]
     found: dict[str, tuple[list[Cost], list[Cost]]] = {scenario.name: ([], []) for scenario in scenarios}
     calibrations = []
     with contextlib.ExitStack() as stack:
@@ -126,16 +140,24 @@ def main() -> None:
         pids = [stack.enter_context(process(each.command, mine)) for each in gateways]
         for each in gateways:
             wait_until_ready(each, 10 if counter else 1)
+        if rest is not None:
+            os.sched_setaffinity(tree_of(pids[-1])[0], {rest})
+        ports = [each.port for each in gateways]
+        sides = (
+            Side(ports[:-1], pids[:-1], has_parent=False),
+            Side(ports[-1:] * options.workers, pids[-1:], has_parent=True),
+        )
         for number in range(options.rounds):
             for scenario in scenarios:
                 calibrations.append(calibrate())
                 for index in (0, 1) if number % 2 else (1, 0):
-                    where = gateways[index].port, sent[index][scenario.name], options.seconds, pids[index]
-                    found[scenario.name][index].append(count(*where, counter) if counter else measure(*where))
+                    side, sent = sides[index], of_each(scenario, options.workers)
+                    cost = side.count(sent, options.seconds, counter) if counter else side.measure(sent, options.seconds)
+                    found[scenario.name][index].append(cost)
     low, middle = min(calibrations), statistics.median(calibrations)
     print(f"calibration: {middle / CALIBRATION_LOOPS * 1e9:.0f} ns a loop (least {low / CALIBRATION_LOOPS * 1e9:.0f})")
     what = "1000 instructions, medians" if counter else "µs of CPU, medians"
-    print(f"{what:<26} {'one':>8} {'workers':>9} {'parent':>8} {'added':>8} {'scale':>8}")
+    print(f"{what:<26} {'separate':>8} {'workers':>9} {'parent':>8} {'added':>8} {'scale':>8}")
     for scenario in scenarios:
         report(scenario, *found[scenario.name], options.workers, 1e-3 if counter else 1e6)
 
