@@ -45,6 +45,7 @@ from maitred.admission.terms.config import (
 from maitred.admission.terms.counters import ClassView
 from maitred.admission.terms.enums import Action, Reason, ReleaseReason
 from maitred.admission.terms.flow_config import FlowControlConfig
+from maitred.admission.terms.limits import UsageRecord
 from maitred.admission.terms.policy_config import PolicyConfig
 from maitred.admission.terms.presets import preset_of
 from maitred.admission.terms.rules import bootstrap_problem, overcommit_problem
@@ -75,6 +76,7 @@ __all__ = [
     "Ticket",
     "TicketState",
     "TransitionError",
+    "UsageRecord",
     "bootstrap_problem",
     "class_from_name",
     "fleet_load",

@@ -44,6 +44,7 @@ from maitred.admission.terms.config import AdmissionConfig
 from maitred.admission.terms.counters import ClassView
 from maitred.admission.terms.enums import ReleaseReason
 from maitred.admission.terms.lead import NO_LEAD, Lead
+from maitred.admission.terms.limits import UsageRecord
 from maitred.admission.terms.rules import make_accounts
 from maitred.admission.terms.tenants import TenantAccount
 from maitred.admission.terms.ticket import SLOT_HOLDING_STATES, Ticket, TicketEvent, TicketState, TransitionError
@@ -285,6 +286,15 @@ class Admission:
         enlist(tickets, self._tickets, self._counters_of_model, self._pools.sequence_numbers)
         self._pools.note_adopted(tickets)
         return [*settled, *self._renew(self._config, self._policy_gate, now)]
+
+    def recall(self, records: Sequence[UsageRecord], now: Micros, *, anew: bool = False) -> Sequence[Decision]:
+        """Count what another core had counted for limits, in place of what was recalled of these windows before; `anew`: and
+        nothing else."""
+        if self._recorder is not None:
+            return self.apply(inputs.Recall(now, [*records], anew))
+        settled = self._coordinator.run_due_before_input(now)
+        self.limits.recall(records, now, anew=anew)
+        return settled
 
     def resize(self, pool: str, capacity: int, now: Micros, lead: Lead = NO_LEAD) -> Sequence[Decision]:
         """Set the slots of a model, known or new, of which `lead` are beyond what its engines run at once. After growth waiting

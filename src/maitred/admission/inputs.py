@@ -11,6 +11,7 @@ import msgspec
 from maitred.admission.terms.config import AdmissionConfig
 from maitred.admission.terms.enums import ReleaseReason
 from maitred.admission.terms.lead import Lead
+from maitred.admission.terms.limits import UsageRecord
 from maitred.admission.terms.ticket import Ticket, TicketState
 from maitred.core.contracts import FleetLoad
 from maitred.core.decisions import Decision, DecisionLog, Input
@@ -177,6 +178,16 @@ class Adopt(Input, frozen=True):
         return core.adopt(tickets, self.at)
 
 
+class Recall(Input, frozen=True):
+    """What another core has counted for limits is taken over."""
+
+    records: list[UsageRecord]
+    anew: bool
+
+    def apply_to(self, core: Admission) -> Sequence[Decision]:
+        return core.recall(self.records, self.at, anew=self.anew)
+
+
 class Resize(Input, frozen=True):
     """A model has another number of slots."""
 
@@ -225,6 +236,7 @@ AdmissionInput: TypeAlias = (
     | Strand
     | LeaveBackend
     | Adopt
+    | Recall
     | Resize
     | Forget
     | Reconfigure

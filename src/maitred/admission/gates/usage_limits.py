@@ -16,13 +16,14 @@ of the rules for its model, else of those for each model.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Final, NamedTuple
 
 from maitred.admission.gates.policy_gate import Refusal
 from maitred.admission.terms.enums import ReleaseReason
-from maitred.admission.terms.limits import EACH, LIMIT_KEYS, LimitRule, LimitState, LimitStatus
+from maitred.admission.terms.limits import EACH, LIMIT_KEYS, LimitRule, LimitState, LimitStatus, UsageRecord
 from maitred.admission.terms.ticket import SLOT_HOLDING_STATES, Ticket, TicketState
-from maitred.admission.waiting.usage_window import Reservation, Share, Window
+from maitred.admission.waiting.usage_window import Reservation, Share, Window, WindowKey
 from maitred.core.request import RequestId
 from maitred.core.units import SECOND, Micros, to_seconds
 
@@ -63,13 +64,51 @@ class UsageLimits:
         self.is_on = False
         """Whether there are rules."""
         self._reserved = reserved
-        self._windows: dict[tuple[str, str, str | None], Window] = {}
-        """By kind, tenant and model, None: all models. The one used last is last."""
+        self._windows: dict[WindowKey, Window] = {}
+        """The one used last is last."""
+        self._changed: dict[WindowKey, Window] = {}
+        """Those that `take_changed` has not returned since."""
+        self._recalled: dict[WindowKey, list[tuple[int, int]]] = {}
+        """What was taken over of each: numbers of slots, and amounts."""
         self._rules: dict[tuple[str, str | None], LimitRule] = {}
 
     def use(self, rules: Sequence[LimitRule]) -> None:
         """Go by other rules from now on. What was counted stays."""
         self._rules, self.is_on = {(rule.tenant, rule.model): rule for rule in rules}, bool(rules)
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether anything was counted."""
+        return bool(self._windows)
+
+    def mark_all(self) -> None:
+        """Have `take_changed` return all windows."""
+        self._changed = dict(self._windows)
+
+    def take_changed(self, most: int, now: Micros) -> list[UsageRecord]:
+        """Return windows that have changed since they were returned, `most` at most, those first that changed first."""
+        taken = []
+        for key in [*islice(self._changed, most)]:
+            window = self._changed.pop(key)
+            window.expire(now)
+            kind, tenant, model = key
+            aged = [(age, amount) for age, amount in window.aged(now) if amount]
+            taken.append(UsageRecord(kind, tenant, model, aged))  # type: ignore[arg-type]
+        return taken
+
+    def recall(self, records: Sequence[UsageRecord], now: Micros, *, anew: bool = False) -> None:
+        """Count what another process had counted, in place of what was recalled of these windows before; `anew`: and nothing
+        else. What was counted here since stays."""
+        if anew:
+            for counted in (self._windows, self._changed, self._recalled):
+                counted.clear()
+        for record in records:
+            kind = next(kind for kind in KINDS if kind.key == record.kind)
+            window = self._window(kind, record.tenant, record.model, now)
+            for number, amount in self._recalled.pop(record.key, ()):
+                window.give_back(amount, number)
+            self._recalled[record.key] = window.recall(record.aged, now)
+            self._changed[record.key] = window
 
     def reserve(self, ticket: Ticket, now: Micros) -> Refusal | None:
         """Reserve what a newcomer needs; or return why it is refused."""
@@ -77,6 +116,7 @@ class UsageLimits:
         refused = [refusal for bound in bounds if (refusal := _refusal(bound, ticket, now)) is not None]
         if refused:
             return max(refused, key=_severity)
+        self._changed |= {bound.window.key: bound.window for bound in bounds}
         shares = [Share(b.window, b.window.add(need, now), need, b.kind.is_of_tokens) for b, need in _needs(bounds, ticket)]
         if shares:
             self._reserved[ticket.id] = Reservation(shares, _status(bounds, now))
@@ -88,6 +128,7 @@ class UsageLimits:
         if reservation is None:
             return
         is_at_engine = state in SLOT_HOLDING_STATES and end is ReleaseReason.CLIENT_GONE
+        self._changed |= {share.window.key: share.window for share in reservation.shares}
         if state is not TicketState.STREAMING and not is_at_engine:
             reservation.give_back()
         elif tokens is not None:
@@ -118,10 +159,12 @@ class UsageLimits:
 
     def _window(self, kind: Kind, tenant: str, model: str | None, now: Micros) -> Window:
         key, windows = (kind.key, tenant, model), self._windows
-        window = windows.pop(key, None) or Window(kind.span)
+        window = windows.pop(key, None) or Window(kind.span, key)
         windows[key] = window
         if len(windows) > MAX_WINDOWS:
-            del windows[next(iter(windows))]
+            oldest = next(iter(windows))
+            for known in (windows, self._changed, self._recalled):
+                known.pop(oldest, None)
         window.expire(now)
         return window
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -13,6 +13,7 @@ from maitred.core.units import Micros
 EACH: Final = "*"
 """In a rule: each tenant, or each model, for itself."""
 MAX_LIMIT: Final = 10**15
+_Amount = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
 LIMIT_KEYS: Final = ("requests_per_minute", "tokens_per_minute", "requests_per_day", "tokens_per_day")
 
 
@@ -53,6 +54,26 @@ def check_rules(rules: Sequence[LimitRule]) -> None:
             model = "all models" if rule.model is None else f"model {rule.model!r}"
             raise ValueError(f"limits: two rules are for tenant {rule.tenant!r} and {model} (make one of them)")
         seen.add((rule.tenant, rule.model))
+
+
+class UsageRecord(msgspec.Struct, frozen=True, array_like=True):
+    """What one window of a limit has counted, for another process."""
+
+    kind: Literal["requests_per_minute", "tokens_per_minute", "requests_per_day", "tokens_per_day"]
+    tenant: str
+    model: str | None
+    """None: all models together."""
+    aged: list[tuple[_Amount, _Amount]]
+    """The age of each of its slots (µs), oldest first, and what was counted in it."""
+
+    @property
+    def key(self) -> tuple[str, str, str | None]:
+        """What is counted."""
+        return self.kind, self.tenant, self.model
+
+    def later(self, span: Micros) -> UsageRecord:
+        """Return it as it is after `span`."""
+        return UsageRecord(self.kind, self.tenant, self.model, [(age + span, amount) for age, amount in self.aged])
 
 
 class LimitState(msgspec.Struct, frozen=True, array_like=True, gc=False):

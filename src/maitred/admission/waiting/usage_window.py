@@ -11,20 +11,24 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from maitred.admission.terms.limits import LimitState, LimitStatus
 from maitred.core.units import Micros
 
 NUM_SLOTS: Final = 60
+WindowKey: TypeAlias = tuple[str, str, str | None]
+"""The key of a limit, a tenant, and a model, None: all of them."""
 
 
 class Window:
     """What was reserved within the last span. `now` never runs backwards."""
 
-    __slots__ = ("_slots", "_span", "_width", "used")
+    __slots__ = ("_slots", "_span", "_width", "key", "used")
 
-    def __init__(self, span: Micros) -> None:
+    def __init__(self, span: Micros, key: WindowKey = ("", "", None)) -> None:
+        """`key` says what is counted here."""
+        self.key = key
         self._span, self._width = span, span // NUM_SLOTS
         self._slots: deque[list[int]] = deque()
         """Number and sum of each slot in which something was reserved, oldest first."""
@@ -54,6 +58,23 @@ class Window:
                 slot[1] -= amount
                 self.used -= amount
                 return
+
+    def aged(self, now: Micros) -> list[tuple[Micros, int]]:
+        """Return the age of each slot, from its beginning, and its sum."""
+        return [(now - number * self._width, amount) for number, amount in self._slots]
+
+    def recall(self, aged: Sequence[tuple[Micros, int]], now: Micros) -> list[tuple[int, int]]:
+        """Count what another window of this span had as well, as `aged` has returned it, aged since. Return number of slot and
+        amount of each. A slot here begins later than its like there by up to its width, so nothing is forgotten too early."""
+        newest = now // self._width
+        added = [(min(-((age - now) // self._width), newest), amount) for age, amount in aged if amount]
+        sums = {slot[0]: slot[1] for slot in self._slots}
+        for number, amount in added:
+            sums[number] = sums.get(number, 0) + amount
+        self._slots = deque([number, sums[number]] for number in sorted(sums))
+        self.used = sum(sums.values())
+        self.expire(now)
+        return added
 
     def wait_for(self, amount: int, limit: int, now: Micros) -> Micros | None:
         """Return the time until there is room for `amount` if nothing else happens, or None if there never is."""
@@ -88,21 +109,21 @@ class Share(NamedTuple):
 class Reservation:
     """What one request has reserved."""
 
-    __slots__ = ("_shares", "status")
+    __slots__ = ("shares", "status")
 
     def __init__(self, shares: Sequence[Share], status: LimitStatus) -> None:
-        self._shares = shares
+        self.shares = shares
         self.status = status
         """What its client is told."""
 
     def give_back(self) -> None:
         """Count nothing of the request any more."""
-        for share in self._shares:
+        for share in self.shares:
             share.window.give_back(share.amount, share.slot)
 
     def settle(self, tokens: int, now: Micros) -> None:
         """Count the tokens that the request had in place of those that it has reserved."""
-        for share in self._shares:
+        for share in self.shares:
             if share.is_of_tokens and tokens < share.amount:
                 share.window.give_back(share.amount - tokens, share.slot)
             elif share.is_of_tokens and tokens > share.amount:

@@ -34,6 +34,7 @@ from maitred.scheduler.sharing.fleet_placer import FleetPlacer
 from maitred.scheduler.sharing.host_connections import CutLog, HostConnection, log_loss, log_welcome
 from maitred.scheduler.sharing.hosted_admission import HostedAdmission
 from maitred.scheduler.sharing.hosted_programs import HostedPrograms
+from maitred.scheduler.sharing.kept_usage import USAGE, UsageNews
 from maitred.scheduler.sharing.leadership import Leadership
 from maitred.scheduler.sharing.orphan_watch import OrphanWatch
 from maitred.wire.clock import Clock
@@ -87,6 +88,7 @@ class SchedulerHost:
         self._watching = asyncio.create_task(self._watch_orphans())
         self.news = FleetNews(fleet, objectives, self.flush_soon)
         """What gateways are told of the backends."""
+        self._usage = UsageNews(admission.core, self._clock, random)
         placer = make_placer(self, self._watching)
         self.end = SchedulerEnd(
             secret,
@@ -121,6 +123,8 @@ class SchedulerHost:
 
     async def close(self) -> None:
         """Lead no more, cut all connections, and listen no more."""
+        self._usage.tell(self.end, self._clock.now(), at_once=True)
+        self._flush()  # The next leader hears of it from the gateways.
         await self.leadership.close()
         self._flush()  # Gateways are told, and look for the next leader.
         if self._server is not None:
@@ -204,6 +208,7 @@ class SchedulerHost:
         now = self._clock.now()
         self.leadership.note_mode(now)
         self.news.tell(self.end, now)
+        self._usage.tell(self.end, now)
         for number in self.end.connections.take_speaking():
             if (connection := self._connections.get(number)) is not None:
                 if left := connection.writer.take_left():
@@ -228,6 +233,7 @@ class SchedulerHost:
         self.flush_soon()
 
     def _on_term(self) -> None:
+        self._usage.begin_term()
         if self.on_term is not None:
             self.on_term()
         self._orphans.look()
@@ -240,7 +246,9 @@ class SchedulerHost:
             self.on_lost()
 
     def _on_note(self, gateway: GatewayId, note: Note) -> None:
-        if self.on_note is not None:
+        if note.kind == USAGE:
+            self._usage.hear(note.payload)
+        elif self.on_note is not None:
             self.on_note(gateway, note)
 
     def _on_welcome(self, gateway: GatewayId) -> None:
@@ -248,6 +256,7 @@ class SchedulerHost:
         now = self._clock.now()
         self.news.tell(self.end, now)
         self.news.tell_all(self.end, gateway, now)
+        self._usage.welcome(self.end, gateway)
         welcomed = self.end.books.gateways[gateway]
         if welcomed.connection is not None:
             log_welcome(welcomed, self._connections[welcomed.connection].peer)

@@ -26,7 +26,7 @@ from maitred.scheduler.link.placer import NoPlace
 from maitred.scheduler.placements import Placement
 from maitred.scheduler.requests import ScheduledRequest
 from maitred.scheduler.scheduler import Scheduler, SchedulerParts
-from maitred.scheduler.sharing import shares
+from maitred.scheduler.sharing import kept_usage, shares
 from maitred.scheduler.sharing.dialer import Dialer
 from maitred.scheduler.sharing.fleet_mirror import FleetMirror, ReportedEjection
 from maitred.scheduler.sharing.link_client import LinkClient
@@ -88,6 +88,7 @@ class RemoteScheduler(Scheduler):
         self.link.on_changed = self.unlinked.note_link
         self._routed = RemotePlacement(fleet, remote, self.router)
         self._of_program = RemoteProgramPlacement(fleet, remote)
+        self._usage = kept_usage.KeptUsage(clock)
         self.objectives = self._objectives = dict[str, int]()
         self.on_note: Callable[[Note], object] | None = None
         """Called with the notes of the scheduler."""
@@ -170,8 +171,17 @@ class RemoteScheduler(Scheduler):
             told = msgspec.msgpack.decode(note.payload, type=dict[str, int])
             self._objectives.clear()
             self._objectives.update(told)
+        elif note.kind == kept_usage.USAGE:
+            self._take_usage(note.payload)
         elif self.on_note is not None:
             self.on_note(note)
+
+    def _take_usage(self, payload: bytes) -> None:
+        if payload:
+            self._usage.take(payload)
+        else:
+            for answer in self._usage.answers():
+                self.link.report(answer)
 
     def _abandon(self, number: int) -> None:
         """Take a request away from its backend, if nothing of its answer has gone to the client."""
