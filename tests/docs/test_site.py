@@ -6,11 +6,17 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shlex
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import typer
 import yaml
+from click.testing import CliRunner
+
+from maitred.cli.app import app
 
 ROOT = Path(__file__).parents[2]
 
@@ -68,3 +74,13 @@ def test_a_release_has_one_number() -> None:
     assert RELEASE.version(f"v{number}") == number
     with pytest.raises(RELEASE.ReleaseError, match=r"one number is needed: .* the tag has 99\.0"):
         RELEASE.version("v99.0")
+
+
+def test_the_trial_of_a_compiled_wheel_is_a_command_that_runs() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    trial = project["tool"]["cibuildwheel"]["test-command"].split(" && ")
+    assert trial[0] == "maitred --version | grep -F '(compiled)'"
+    (program, *arguments), *others = [shlex.split(command) for command in trial[1:]]
+    assert (program, others) == ("maitred", [])
+    result = CliRunner().invoke(typer.main.get_command(app), arguments)
+    assert (result.exit_code, result.exception) == (0, None)
