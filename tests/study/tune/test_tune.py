@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from maitred.admission import AdmissionConfig
 from maitred.config.sources import ConfigSources
 from maitred.core.errors import ConfigError
+from maitred.core.request import PriorityClass
 from maitred.sim import Outcome
 from maitred.study.tune.goal import Part, Score, judge, parse_limit
 from maitred.study.tune.rules import Rules
@@ -98,6 +100,16 @@ def test_a_difference_is_as_sure_as_its_resamples() -> None:
     assert judge(part, [today], [run_of(only_before, only_before * 2)], 1).probability == 0.5
     unsure = judge(part, [today], [run_of(draw.permutation(times), draw.permutation(times) * 2)], 1)
     assert 0.02 < unsure.probability < 0.98
+
+
+@pytest.mark.parametrize("figure", ["p50", "mean"])
+def test_resamples_without_a_rare_class_say_nothing_of_it(figure: str) -> None:
+    requests = [*requests_of(390), *([requests_of(1)[0]] * 10)]  # All of the system class are in the last block of time.
+    rare = [replace(each, given=PriorityClass.SYSTEM) if at >= 390 else each for at, each in enumerate(requests)]
+    times = np.array([100.0] * 390 + [400.0 + 20 * at for at in range(10)])
+    today, limit = run_of(times, times), parse_limit(f"system.ttft_{figure}_ms <= 300")
+    told = judge(Part(rare, np.ones(400, dtype=bool), [limit], today), [today], [today], 1).limits[limit.text]
+    assert 480 <= told.low == told.other == told.high <= 490
 
 
 def test_a_search_finds_what_is_best_and_takes_back_what_is_needless() -> None:

@@ -69,7 +69,9 @@ class Limit(msgspec.Struct, frozen=True):
 
     def excess_of(self, value: float, unserved: float) -> float:
         """Return by which share a value exceeds it; `unserved` is the share of requests that were not served."""
-        if math.isinf(value) or math.isnan(value):
+        if math.isnan(value):  # A resample without such requests.
+            return 0.0
+        if math.isinf(value):
             return _NEVER * (1 + unserved)
         return min(_NEVER, max(0.0, self.constraint.excess({self.constraint.metric: value})))
 
@@ -247,7 +249,7 @@ def _served(part: Part, today: Sequence[ReplayedRun], other: Sequence[ReplayedRu
 def _told(values: Sequence[float], resampled: Floats) -> Told:
     with np.errstate(invalid="ignore"):
         changes = resampled[1] - resampled[0]
-    low, high = (float(each) for each in np.quantile(resampled[1], _INTERVAL, method="inverted_cdf"))
+    low, high = (float(each) for each in np.nanquantile(resampled[1], _INTERVAL, method="inverted_cdf"))
     change = np.quantile(np.nan_to_num(changes, nan=0.0), _INTERVAL, method="inverted_cdf")
     return Told(values[0], values[1], low, high, float(change[0]), float(change[1]))
 
@@ -259,7 +261,7 @@ def _resampled_limit(
     for index, run in enumerate(side):
         chosen = runs == index
         values, blocks = part.values(limit, run), part.blocks_of(limit)
-        found[chosen] = np.nan_to_num(resampled_figure(values, blocks, draws[chosen], limit.figure.quantile), nan=math.inf)
+        found[chosen] = resampled_figure(values, blocks, draws[chosen], limit.figure.quantile)
     return found
 
 
