@@ -22,6 +22,8 @@ _CLASSES: Final = ("interactive", "default", "bulk", "bulk")
 
 
 _CROWDED_EVERY: Final = 4
+_QUIET: Final = 8
+"""Each seed that leaves 7 when it is divided by this has few clients, so that faults meet requests on their way, and none."""
 
 
 def draw_cluster(seed: int) -> ClusterScenario:
@@ -38,7 +40,7 @@ def draw_cluster(seed: int) -> ClusterScenario:
         finds_by_store=random.random() < 0.5,
         degraded=random.choice(("wait", "wait", "closed")),
         degraded_after_secs=random.choice((2.0, 10.0)),
-        clients=_draw_clients(random),
+        clients=_draw_clients(random) if seed % _QUIET != _QUIET - 1 else _draw_quiet_clients(random),
         num_engines=num_engines,
         engine_limits=tuple(random.choice((2, 3, 4, 8)) for _ in range(num_engines)),
         step_ms=random.choice((50.0, 100.0, 200.0)),
@@ -100,6 +102,12 @@ def _draw_clients(random: Random) -> tuple[ClientPlan, ...]:
     chats = [_draw_client(random, random.choice(_KINDS), "interactive", 12, 10) for _ in range(random.randint(1, 3))]
     others = [_draw_client(random, random.choice(_KINDS), random.choice(_CLASSES), 6, 40) for _ in range(random.randint(1, 3))]
     return (*streams, *crowd, *floods, *chats, *others)
+
+
+def _draw_quiet_clients(random: Random) -> tuple[ClientPlan, ...]:
+    """Return clients that send slowly, or seldom."""
+    kinds = ("dribble", "dribble", random.choice(_KINDS))
+    return tuple(ClientPlan(kind, 8, random.choice(_CLASSES), max_tokens=10, think_secs=3.0) for kind in kinds)
 
 
 def _draw_client(random: Random, kind: str, priority: str, num_requests: int, max_tokens: int) -> ClientPlan:
