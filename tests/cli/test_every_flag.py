@@ -36,6 +36,7 @@ FAILING: Final = f"{BUSY} --num-instances 3 --mtbf 0.02 --mttr 0.5"
 SCALED: Final = "in-flight(target=4) --autoscaling-interval 0.005 --cold-start 0.004 --scale-down-delay 9"
 SCALING: Final = f"{BUSY} --autoscaling-policy {SCALED}"
 OFFLOADED: Final = f"{BLIS} --enable-prefix-caching --total-kv-blocks 16 --kv-offload-bytes-per-token 1000"
+HICACHE: Final = f"{OFFLOADED} --kv-offload-gib 1 --flavour sglang --max-model-len 200"
 AGENTS: Final = (
     f"--programs 6 --turns 5 --start-tokens uniform:200,400 --input-tokens 40 --output-tokens 30 --tool-time-ms 20000 {TIMED}"
 )
@@ -188,6 +189,10 @@ EFFECTS: Final[Mapping[str, tuple[str, str]]] = {
     "kv_offload_gib": (OFFLOADED, "--kv-offload-gib 1"),
     "kv_offload_bandwidth": (f"{OFFLOADED} --kv-offload-gib 1", "--kv-offload-bandwidth 0.1"),
     "kv_offload_bytes_per_token": (f"{OFFLOADED} --kv-offload-gib 1", "--kv-offload-bytes-per-token 900000"),
+    "kv_offload_write_policy": (
+        f"{HICACHE} --kv-offload-bandwidth 0.01",
+        "--kv-offload-write-policy write_back",
+    ),
     "num_speculative_tokens": (BUSY, "--num-speculative-tokens 3"),
     "acceptance_rate": (f"{BUSY} --num-speculative-tokens 3", "--acceptance-rate 0.9"),
     "draft_cost": (f"{BUSY} --num-speculative-tokens 3", "--draft-cost 0.2"),

@@ -111,7 +111,8 @@ def test_what_it_does_not_go_with_is_named() -> None:
     host = KvOffloadConfig(host_gib=1.0)
     for keys, what in (
         ({}, "no prefix cache"),
-        ({"enable_prefix_caching": True, "prefix_cache": "radix"}, "prefix_cache radix"),
+        ({"enable_prefix_caching": True, "prefix_cache": "radix"}, "prefix_cache radix with flavour None"),
+        ({"flavour": "sglang", "prefix_cache": "blocks"}, "prefix_cache blocks with flavour sglang"),
         ({"enable_prefix_caching": True, "batching": "max-utilization"}, "batching max-utilization"),
         ({"enable_prefix_caching": True, "flavour": "trtllm"}, "flavour trtllm"),
     ):

@@ -45,6 +45,8 @@ class StepPlan:
     """µs that it takes longer because KV blocks are fetched for it. Then it does not repeat itself."""
     load_time: Micros = 0
     """µs that all of it takes longer because KV blocks are loaded from the host for it. Then it does not repeat itself."""
+    overlapped_load_time: Micros = 0
+    """µs that it takes at least, as KV blocks are loaded from the host while it computes. Then it does not repeat itself."""
     is_closed: bool = False
     """Whether no sequence that arrives could join a repetition of it: its chunks take all tokens that a step may have."""
     takes_decode_blocks: bool = False

@@ -235,10 +235,11 @@ INSTANCE: Final = FlagGroup(
     KeyFlag("instance.async_scheduling"),
 )
 OFFLOAD: Final = FlagGroup(
-    "KV offloading: evicted blocks in the memory of the host",
+    "KV offloading: blocks in the memory of the host",
     KeyFlag("instance.kv_offload.host_gib", "GIB", name="--kv-offload-gib"),
     KeyFlag("instance.kv_offload.bandwidth_gb_s", "GB/S", name="--kv-offload-bandwidth"),
     KeyFlag("instance.kv_offload.kv_bytes_per_token", "BYTES", name="--kv-offload-bytes-per-token"),
+    KeyFlag("instance.kv_offload.write_policy", "POLICY", name="--kv-offload-write-policy"),
 )
 SPECULATIVE: Final = FlagGroup(
     "Speculative decoding",

@@ -18,8 +18,9 @@ from maitred.batching import (
     make_scheduler,
 )
 from maitred.instance.config import InstanceConfig
-from maitred.kv import BlockManager, PrefixBlockManager, PrefixCache
+from maitred.kv import BlockManager, PrefixBlockManager, PrefixCache, RadixCache
 from maitred.kv.host_tier import HostTier
+from maitred.kv.radix_host_tier import RadixHostTier
 
 
 class EngineParts:
@@ -45,7 +46,11 @@ def new_memory(config: InstanceConfig) -> tuple[PrefixCache[Any] | None, BlockMa
         return None, BlockManager(config.kv_blocks, config.block_size_in_tokens)
     blocks, offload, size = PrefixBlockManager(cache), config.kv_offload, config.block_size_in_tokens
     if offload:
-        blocks.host = HostTier(cache, offload.num_blocks(size), offload.time_per_block(size))
+        room, time = offload.num_blocks(size), offload.time_per_block(size)
+        if isinstance(cache, RadixCache):
+            blocks.host = RadixHostTier(cache, room, time, offload.write_policy)
+        else:
+            blocks.host = HostTier(cache, room, time)
     return cache, blocks
 
 

@@ -119,7 +119,7 @@ class InstanceConfig(VllmKeys, frozen=True, kw_only=True, forbid_unknown_fields=
     with `model`, `aiconfigurator` where it is installed and knows the deployment, and otherwise `roofline` (with
     `flavour: blis`, `trained-physics`); without, `linear`."""
     kv_offload: KvOffloadConfig = KvOffloadConfig()
-    """KV blocks in the memory of the host (continuous batching with a prefix cache of blocks)."""
+    """KV blocks in the memory of the host (continuous batching with a prefix cache of blocks, or `flavour: sglang`)."""
     speculative: SpeculativeConfig = SpeculativeConfig()
     """Speculative decoding."""
     latency_scale: float = 1.0
@@ -210,9 +210,12 @@ class InstanceConfig(VllmKeys, frozen=True, kw_only=True, forbid_unknown_fields=
             return
         for key, is_wrong in (
             # First, because it states the others, which the user may never have heard of.
-            (f"flavour {self.flavour}", self.flavour not in (None, "vllm")),
+            (f"flavour {self.flavour}", self.flavour not in (None, "vllm", "sglang")),
             ("no prefix cache (enable_prefix_caching)", not self.enable_prefix_caching),
-            (f"prefix_cache {self.prefix_cache}", self.prefix_cache != "blocks"),
+            (
+                f"prefix_cache {self.prefix_cache} with flavour {self.flavour}",
+                (self.prefix_cache == "radix") != (self.flavour == "sglang"),
+            ),
             (f"batching {self.batching}", self.batching is not None),
         ):
             if is_wrong:
@@ -277,6 +280,7 @@ class InstanceConfig(VllmKeys, frozen=True, kw_only=True, forbid_unknown_fields=
                 yield f"{name} {getattr(self, name)} has no effect without kv_cpu_blocks"
         if self.radix_eviction_policy != "lru" and self.prefix_cache != "radix":
             yield f"radix_eviction_policy {self.radix_eviction_policy} has no effect without prefix_cache radix"
+        yield from self.kv_offload.warnings(is_tree=self.prefix_cache == "radix")
 
     def _unit_warnings(self) -> Iterator[str]:
         """Warn of linear step times that are probably meant as ms."""

@@ -187,8 +187,8 @@ class EngineCore:
             plan = self._settle_plan(plan, waiting, now)
             shape = self._shape_of(plan)
             run.begin(now, plan, shape.num_decodes, shape.context_tokens, shape)
-            if plan.load_time:
-                run.prolong(plan.load_time)
+            if plan.load_time or plan.overlapped_load_time:
+                run.prolong(plan.load_time + max(0, plan.overlapped_load_time - (run.ends_at - now)))
         self.run = run
         # A full batch admits nothing, whatever the order.
         if waiting is not None and self._order_changes and run.steps > 1 and not (plan.is_closed or batch.is_full):

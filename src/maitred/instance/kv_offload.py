@@ -1,6 +1,9 @@
-"""The configuration of KV offloading (`kv.host_tier`)."""
+"""The configuration of KV offloading (`kv.host_tier`, `kv.radix_host_tier`)."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
 
 import msgspec
 
@@ -13,7 +16,7 @@ _MOST_BYTES = 1 << 30
 
 
 class KvOffloadConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """KV blocks in the memory of the host, to which those go that the prefix cache evicts."""
+    """KV blocks in the memory of the host, behind the prefix cache of the GPU."""
 
     host_gib: float = 0.0
     """Memory of the host for KV blocks of one instance, in GiB; 0: none."""
@@ -21,6 +24,9 @@ class KvOffloadConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Bandwidth from there to the GPUs of one instance, in GB/s (10⁹ bytes)."""
     kv_bytes_per_token: float | None = None
     """KV per token, in bytes. Null: as the model has it."""
+    write_policy: Literal["write_through", "write_through_selective", "write_back"] = "write_through"
+    """When blocks are copied to the host, with `flavour: sglang` (its `--hicache-write-policy`): when they are computed, when a
+    second request has used them, or when the GPU evicts them. The other flavours copy when the GPU evicts."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.host_gib <= _MOST_GIB:
@@ -32,6 +38,12 @@ class KvOffloadConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     def __bool__(self) -> bool:
         return self.host_gib > 0
+
+    def warnings(self, *, is_tree: bool) -> Iterator[str]:
+        """Yield a warning for each key without effect. `is_tree`: whether the prefix cache is a radix tree."""
+        if self.write_policy != "write_through" and not (self and is_tree):
+            missing = "flavour sglang" if self else "host_gib (--kv-offload-gib)"
+            yield f"kv_offload.write_policy {self.write_policy} has no effect without {missing}"
 
     def block_bytes(self, block_size: int) -> float:
         """Return the bytes of a block. Raises ConfigError where the size of the KV of a token is not known."""

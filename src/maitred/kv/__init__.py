@@ -10,7 +10,7 @@ KV memory is cut into blocks of a fixed number of tokens. As long as nothing rea
     prefix_block_manager.py  PrefixBlockManager: which cached blocks a sequence finds, fills and leaves behind
     prefix_cache.py          PrefixCache: what both caches promise; block_hashes.py: the names of blocks
     block_pool.py            BlockPool, whose blocks are kept in runs: block_runs.py, key_ranges.py
-    host_tier.py             evicted blocks in the memory of the host
+    host_tier.py             evicted blocks in the memory of the host; radix_host_tier.py: under a tree, as SGLang keeps them
     radix_cache.py           RadixCache, of radix_node.py, found by radix_index.py; eviction.py: which leaf goes first
 """
 

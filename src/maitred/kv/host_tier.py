@@ -8,9 +8,9 @@ takes as much longer:
 
     time = blocks · tokens in a block · bytes per token / bandwidth
 
-That is the kind of vLLM's offloading connector with its LRU, and of LMCache. Copies to the host cost nothing, as they go over
-the link beside the steps. A block that is loaded stays in the host, too. Not modelled: loads that other requests do not wait
-for, a third tier on disks, blocks that hosts share.
+That is the kind of vLLM's offloading connector with its LRU, and of LMCache; SGLang's is in `radix_host_tier`. Copies to the
+host cost nothing, as they go over the link beside the steps. A block that is loaded stays in the host, too. Not modelled: loads
+that other requests do not wait for, a third tier on disks, blocks that hosts share.
 
 Example: 1,000 blocks of 16 tokens of 131,072 bytes are 2.1 GB, which take 84 ms at 25 GB/s. To compute 16,000 tokens of an 8B
 model takes an H100 some 400 ms.

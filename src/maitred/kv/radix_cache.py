@@ -32,7 +32,7 @@ Compiled (`tools/compile.py`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from maitred.core.errors import ConfigError, InvariantError
 from maitred.kv.eviction import EvictionPolicy, LeastRecentlyUsed
@@ -72,6 +72,12 @@ class RadixCache(PrefixCache[RadixLock]):
         """Private leaves made so far."""
         self._num_referenced = 0
         self._leaves = EvictableLeaves(eviction or LeastRecentlyUsed())
+        self._hits_to_copy = 0
+        self._copy: Callable[[Sequence[int]], None] | None = None
+
+    def copy_used(self, hits: int, copy: Callable[[Sequence[int]], None]) -> None:
+        """Call `copy` with the blocks of a named node each time that it is used, from its use number `hits` on."""
+        self._hits_to_copy, self._copy = hits, copy
 
     @property
     def evictable(self) -> int:
@@ -290,6 +296,8 @@ class RadixCache(PrefixCache[RadixLock]):
                 leaf.path_hashes = whole
         self._add_leaf(leaf, block_hashes[0], priority)
         self._notify_stored(block_hashes)
+        if self._copy is not None and self._hits_to_copy <= 1:
+            self._copy(block_hashes)
         return leaf
 
     def _add_leaf(self, leaf: RadixNode, key: int, priority: float) -> None:
@@ -307,6 +315,8 @@ class RadixCache(PrefixCache[RadixLock]):
         while node.parent and node.end_position > counted:
             node.hits += 1
             node.priority = priority if priority > node.priority else node.priority
+            if self._copy is not None and node.hits >= self._hits_to_copy and not node.is_private:
+                self._copy(node.block_hashes)
             node = node.parent
 
     def _lock_path(self, node: RadixNode, above: RadixNode) -> None:

@@ -37,7 +37,8 @@ from maitred.core.contracts import BatchShape, WaitQueue
 from maitred.core.errors import ConfigError, InvariantError
 from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros
-from maitred.kv import BlockManager
+from maitred.kv import BlockManager, PrefixBlockManager
+from maitred.kv.radix_host_tier import RadixHostTier
 
 
 class SGLangBatch(RunningBatch):
@@ -53,6 +54,7 @@ class SGLangBatch(RunningBatch):
         "_expected",
         "_holds_decodes",
         "_host",
+        "_host_tier",
         "_is_full",
         "_num_deferred",
         "_num_prefill_steps",
@@ -64,6 +66,8 @@ class SGLangBatch(RunningBatch):
         super().__init__(limits, blocks)
         self._rules = rules
         self._host = EngineHost(rules, blocks, self._release)
+        tier = blocks.host if isinstance(blocks, PrefixBlockManager) else None
+        self._host_tier = tier if isinstance(tier, RadixHostTier) else None
         self._expected = ExpectedAnswers(rules.passes.limits.clip_max_new_tokens)
         self._chunked: SequenceState | None = None
         """The sequence of whose prompt a part is computed."""
@@ -189,9 +193,20 @@ class SGLangBatch(RunningBatch):
         mixes = self._rules.passes.mixes and self._blocks.max_steps(1) == 1
         self._holds_decodes = plan.holds_decodes = not mixes
         self._num_deferred = self._rules.options.prefill_decode_interval
-        if self._chunked is not None and plan.holds_decodes and len(admitted) == 1:
+        waits_for_copies = self._host_tier is not None and self._plan_copies(plan, self._host_tier)
+        if self._chunked is not None and plan.holds_decodes and len(admitted) == 1 and not waits_for_copies:
             self._repeat_chunk(plan, waiting)
         return True
+
+    def _plan_copies(self, plan: StepPlan, tier: RadixHostTier) -> bool:
+        """Add to `plan` the time of what is copied from and to the memory of the host. Return whether it may not be repeated:
+        it waits for copies, or the next one may."""
+        plan.overlapped_load_time = tier.take_load_time()
+        if tier.writes_back:
+            assert self._prefix_blocks is not None
+            self._prefix_blocks.apply_evictions()
+            plan.load_time = tier.take_write_time()
+        return tier.writes_back or plan.overlapped_load_time > 0
 
     def _repeat_chunk(self, plan: StepPlan, waiting: WaitQueue | None) -> None:
         """Let `plan`, which computes a part of one prompt and nothing else, repeat itself while nothing else can be its part.
@@ -215,7 +230,7 @@ class SGLangBatch(RunningBatch):
         self, admitted: list[PrefillRequest], plan: StepPlan, preempted: list[SequenceState], now: Micros
     ) -> None:
         """Reserve the blocks of `admitted`, and make their chunks those of `plan`."""
-        blocks_for, chunks, needed = self._blocks.blocks_for, [], 0
+        blocks_for, chunks, needed = self._blocks.blocks_for, [], self._host.num_loaded
         for request in admitted:
             assert isinstance(request, SGLangRequest)
             seq, start, tokens = request.seq, request.cached_tokens, request.extend_tokens

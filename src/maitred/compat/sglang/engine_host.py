@@ -83,6 +83,8 @@ class EngineHost(PrefillHost):
         self._hit: PrefixHit = NO_HIT
         """What the cache holds of the request that is being tried."""
         self._is_locked = False
+        self.num_loaded = 0
+        """Blocks that the pass loads from the memory of the host."""
         options = rules.options
         self.new_token_ratio = NewTokenRatio(
             options.schedule_conservativeness,
@@ -98,6 +100,7 @@ class EngineHost(PrefillHost):
         self._waiting, self._step, self._now = waiting, step, now
         self._num_running, self._num_prefilling = num_running, num_prefilling
         self._verdict: bool | None = None
+        self.num_loaded = 0
 
     def end_pass(self, num_admitted: int) -> None:
         """End the pass, which has taken `num_admitted` requests."""
@@ -121,7 +124,7 @@ class EngineHost(PrefillHost):
 
     def requeue(self, request: SGLangRequest, now: Micros) -> None:
         """Note that `request` was preempted at `now`: it has a new place in the queue, and its tokens."""
-        request.queued_at, request.cached_tokens = now, 0
+        request.queued_at, request.cached_tokens, request.host_tokens = now, 0, 0
         request.output_tokens = request.seq.num_output_tokens
 
     def forget(self, seq: SequenceState) -> None:
@@ -166,6 +169,10 @@ class EngineHost(PrefillHost):
         seq = self._waiting.pop()
         if self._prefix_blocks is not None:
             self._prefix_blocks.admit(seq, self._hit)
+            if self._hit.num_in_host:
+                request = self.request_of(seq)
+                request.cached_tokens, request.host_tokens = request.cached_tokens + request.host_tokens, 0
+                self.num_loaded += self._hit.num_in_host
         self._is_locked = False
 
     def match(self, request: PrefillRequest) -> None:
@@ -174,6 +181,7 @@ class EngineHost(PrefillHost):
         self._hit = NO_HIT if self._prefix_blocks is None else self._prefix_blocks.find_cached(seq)
         request.fill_tokens = seq.num_tokens_to_prefill
         request.cached_tokens = self._hit.num_blocks * self._blocks.block_size
+        request.host_tokens = self._hit.num_in_host * self._blocks.block_size
 
     def uncached_work(self) -> Iterable[int]:
         return self._waiting.uncached_work() if isinstance(self._waiting, SGLangQueue) else ()

@@ -167,6 +167,7 @@ class PrefillAdder:
         to_generate = min(max(request.max_new_tokens - request.output_tokens, 0), self._limits.clip_max_new_tokens)
         if tokens + to_generate + self._page >= self.rem_total:
             return AddResult.NO_TOKEN
+        tokens -= request.host_tokens
         # The budget of prompts is a soft one without chunks: the first request is taken, however long it is.
         if self.rem_chunk is None and self.admitted and self._whole_pages(tokens) >= self.rem_input:
             return AddResult.OTHER
@@ -175,7 +176,7 @@ class PrefillAdder:
         if self.rem_chunk is None or self._whole_pages(tokens) <= self.rem_chunk:
             self._take(request, tokens, self._reserve(request))
             return None
-        piece = self._cut(request.cached_tokens, self.rem_chunk) if self.may_chunk else 0
+        piece = self._cut(request.cached_tokens + request.host_tokens, self.rem_chunk) if self.may_chunk else 0
         if piece <= 0:
             return AddResult.OTHER
         self._take(request, piece, 0)
@@ -213,9 +214,9 @@ class PrefillAdder:
         return end // self._page * self._page - cached
 
     def _take(self, request: PrefillRequest, tokens: int, reserve: int) -> None:
-        pages = self._whole_pages(tokens)
-        self.total_offset += pages + self._page + reserve
-        self.current_offset += pages + self._page
+        pages, loaded = self._whole_pages(tokens), request.host_tokens
+        self.total_offset += loaded + pages + self._page + reserve
+        self.current_offset += loaded + pages + self._page
         self.rem_input -= pages
         if self.rem_chunk is not None:
             self.rem_chunk -= pages

@@ -8,6 +8,8 @@ class PrefillRequest:
 
     cached_tokens: int = 0
     """Leading tokens whose KV is there: what the last look at the cache found, or what chunks have computed."""
+    host_tokens: int = 0
+    """Tokens after these whose KV is loaded from the memory of the host if it is taken: memory that it needs, and no work."""
     fill_tokens: int = 0
     """Tokens that prefill must find or compute, prompt and output; 0 before the request is first tried."""
     extend_tokens: int = 0
