@@ -18,6 +18,7 @@ from maitred.core.units import Micros
 from maitred.instance import InstanceConfig, LinearLatency
 from maitred.routing import RoutingConfig
 from maitred.sim import ClusterConfig, DisaggregationConfig, Outcome, Results, simulate
+from maitred.sim.fleet_config import InstanceGroup
 from maitred.workload import Job
 
 FIFTY = InstanceConfig(latency=LinearLatency((50_000, 0, 0), (1000, 0, 0)))
@@ -49,6 +50,14 @@ def test_decode_begins_when_the_transfer_ends_and_the_transfer_when_prefill_ends
     assert (prefill.steps, prefill.busy, decode.steps, decode.busy) == (1, 50_000, 4, 200_000)
     assert prefill.itl.count == 0
     assert (decode.itl.count, decode.itl.maximum, decode.itl.total) == (4, 52_735, 202_735)  # the client waits for KV, too
+
+
+def test_prefill_and_decode_instances_may_be_of_unequal_groups() -> None:
+    """The first group prefills in steps of 50 ms, the second decodes in steps of 20 ms."""
+    groups = [InstanceGroup(), InstanceGroup(latency=LinearLatency((20_000, 0, 0), (1000, 0, 0)))]
+    results = simulate([job(0)], msgspec.structs.replace(cluster(), groups=groups), FIFTY)
+    assert results.first_token.tolist() == [51_000]
+    assert results.finished.tolist() == [51_000 + 2735 + 4 * 20_000]
 
 
 def test_a_prompt_that_is_not_parted_with_goes_to_the_decode_instance_alone() -> None:

@@ -368,6 +368,25 @@ def test_a_fleet_of_unequal_groups_grows_by_all_of_them() -> None:
     assert stated.highest_rate == mixed.highest_rate
 
 
+def test_prefill_and_decode_instances_may_be_of_two_kinds() -> None:
+    """Steps of one kind take 10 times as long: where that one prefills, there are more prefill instances."""
+    pools = DisaggregationConfig(kv_bytes_per_token=1e5)
+    base = Candidate(cluster=ClusterConfig(disaggregation=pools))
+    load = Load(rate=20, num_requests=150, input_tokens=3_000, output_tokens=50)
+    given: dict[str, Any] = {"workload": load, "disaggregation": True, "seeds": 1, "tolerance": 0.2}
+    given["constraints"] = ["ttft_p99_ms <= 2000"]
+    slow_decode = [InstanceGroup(), InstanceGroup(latency_scale=10.0)]
+    (option,) = capacity(base, groups=[slow_decode], **given).options
+    assert option.gpus is not None
+    prefill = int(option.shape.partition("P")[0])
+    assert option.shape == f"{prefill}P instance + {option.gpus - prefill}D instance"
+    slow_prefill = [slow_decode[1], slow_decode[0]]
+    (other,) = capacity(base, groups=[slow_prefill], **given).options
+    assert int(other.shape.partition("P")[0]) > prefill
+    with pytest.raises(ConfigError, match="two groups of one instance"):
+        capacity(base, groups=[[InstanceGroup(num_instances=2), InstanceGroup()]], **given)
+
+
 def test_groups_cost_what_their_gpus_cost(maitred: Any) -> None:
     given = "--model llama-3.1-8b --rate 20 --num-requests 300 --seeds 1 --tolerance 0.2 --latency-model roofline"
     prices = "--price H100=2.5 --price L40S=0.8"

@@ -95,12 +95,16 @@ def option_candidates(
     with_disaggregation: bool,
 ) -> list[Candidate]:
     """Return a candidate for each kind of GPU and each tensor parallelism; `with_disaggregation` also one with prefill and
-    decode instances for each. Then one for each fleet of `groups`, and of those alone if neither kinds nor sizes are said.
+    decode instances for each. Then one for each fleet of `groups`, and of those alone if neither kinds nor sizes are said;
+    with P/D these are two groups, the first prefills.
 
     Raises ConfigError for values that cannot be, and for a model or a kind of GPU that is not known."""
     mixes = [list(each) for each in groups] or [base.cluster.groups] * bool(base.cluster.groups)
-    if mixes and with_disaggregation:
-        raise ConfigError("unequal groups have no prefill and decode instances", where="--disaggregation", hint="ask for one")
+    is_split = with_disaggregation or bool(base.cluster.disaggregation)
+    for mix in mixes if is_split else ():
+        if [each.num_instances for each in mix] != [1, 1]:
+            what = "prefill and decode instances on unequal GPUs are two groups of one instance, whose numbers are searched"
+            raise ConfigError(what, where="--instance-groups", hint="write H100:1,L40S:1: prefill on H100, decode on L40S")
     base = replace(base, cluster=replace(base.cluster, groups=[], num_instances=1)) if mixes else base
     instance = base.instance if model is None else replace(base.instance, model=model)
     named = [group.hardware for mix in mixes for group in mix if group.hardware is not None]
@@ -118,9 +122,10 @@ def option_candidates(
         candidates = [replace(base, instance=each) for each in instances]
         if mixes:
             candidates = candidates if hardware or tensor_parallel_sizes else []
-            fleets = [replace(base.cluster, groups=each) for each in mixes]
-            return [*candidates, *(replace(base, cluster=each, instance=instance) for each in fleets)]
-        return [*candidates, *map(_disaggregated, candidates)] if with_disaggregation else candidates
+        fleets = [replace(base, cluster=replace(base.cluster, groups=each), instance=instance) for each in mixes]
+        if not with_disaggregation:
+            return [*candidates, *fleets]
+        return [*candidates, *map(_disaggregated, [*candidates, *fleets])]
     except ValueError as error:
         raise ConfigError(str(error)) from error
 
@@ -140,9 +145,9 @@ def name_of(group: InstanceGroup, instance: InstanceConfig) -> str:
 
 
 def gpus_of(candidate: Candidate) -> dict[str, int]:
-    """Return the GPUs of a fleet of size 1 (an instance, or the groups as they are stated) by kind, in lower case."""
+    """Return the GPUs of all instances by kind, in lower case."""
     counts: dict[str, int] = {}
-    for group in candidate.cluster.groups or [InstanceGroup()]:
+    for group in candidate.cluster.groups or [InstanceGroup(num_instances=candidate.cluster.num_instances)]:
         config = group.applied_to(candidate.instance)
         gpus = config.tensor_parallel_size * config.data_parallel_size * group.num_instances
         counts[config.hardware.lower()] = counts.get(config.hardware.lower(), 0) + gpus

@@ -101,9 +101,12 @@ class OptionSearch:
         self._figures: dict[tuple[Place, Shape], list[Figures]] = {}
         self._points: dict[Place, KneePoint] = {}
         self._groups = tuple((each.num_instances, name_of(each, candidate.instance)) for each in candidate.cluster.groups)
-        self._most = max(plan.max_instances // max(sum(count for count, _ in self._groups), 1), 1)
+        self._unit_size = 1 if candidate.cluster.disaggregation else max(sum(count for count, _ in self._groups), 1)
+        """Instances of the size 1."""
+        self._grows_whole = bool(self._groups) and not candidate.cluster.disaggregation  # all groups together
+        self._most = max(plan.max_instances // self._unit_size, 1)
         """The largest size that is tried."""
-        self._size = 1 if self._groups and plan.num_instances is not None else plan.num_instances
+        self._size = 1 if self._grows_whole and plan.num_instances is not None else plan.num_instances
         self._sizes: tuple[int, int] | None = None
         self._step: int | None = None
         self._rates: tuple[int, float] | None = None
@@ -308,13 +311,13 @@ class OptionSearch:
 
     def _too_small(self) -> str:
         plan, largest = self._plan, self._points.get(Place(self._most))
-        one = "the groups take" if self._groups else "one takes"
+        one = "the groups take" if self._grows_whole else "one takes"
         why = f"{one} {self._limits.instance:.3g} requests/s at most, bound by {self._limits.bound}"
         if largest is not None and largest.lasts:
             worst = max(plan.constraints, key=lambda each: each.excess(largest.figures))
             value = largest.figures[worst.metric]
             why = f"{worst.metric} is {'not there' if value is None else f'{value:.4g}'}, and {worst.limit:g} is the limit"
-        what = f"{self._most:,} times the groups" if self._groups else f"{self._most:,} instances"
+        what = f"{self._most:,} times the groups" if self._grows_whole else f"{self._most:,} instances"
         return f"{what} do not hold today's rate (--max-instances): {why}"
 
     def _count_of(self, size: int) -> int:
@@ -345,19 +348,19 @@ class OptionSearch:
         found = size is not None and not self._problem
         today = None if size is None else self._points.get(Place(size))
         gpus = cost = None
-        if size is not None:
-            counts = gpus_of(self._candidate)
-            gpus = size * sum(counts.values())
-            cost = size * sum(count * self._prices[name] for name, count in counts.items()) if self._prices else None
-        rate = self._rate(step) if found and step is not None else None
         shape = None if size is None or not hasattr(self, "_limits") else self._shape(size)
+        if size is not None:
+            counts = gpus_of(self._candidate if shape is None else shape.cluster_of(self._candidate))
+            gpus = sum(counts.values())
+            cost = sum(count * self._prices[name] for name, count in counts.items()) if self._prices else None
+        rate = self._rate(step) if found and step is not None else None
         tokens = plan.traffic.rate * plan.traffic.mix.output * _SECONDS / _MILLION
         return CapacityOption(
             hardware=" + ".join(name for _, name in self._groups) or (instance.hardware if instance.has_model else ""),
             tensor_parallel_size=None if self._groups else instance.tensor_parallel_size,
-            instances=size if size is None else size * max(sum(count for count, _ in self._groups), 1),
+            instances=None if size is None else size * self._unit_size,
             shape="" if today is None else today.shape,
-            sizes=self._sizes if found and not self._groups else None,
+            sizes=None if self._grows_whole or not found else self._sizes,
             size=size,
             gpus=gpus,
             cost=cost,

@@ -15,6 +15,8 @@ A fleet of unequal instances (groups) grows as a whole: its size is how often it
 theirs, as behind a router that goes by their weights.
 
     H100:1,L40S:2 of size 3 is 3 H100 + 6 L40S
+
+Two groups with P/D are the prefill and the decode instances, on GPUs of their own, and are split as equal instances are.
 """
 
 from __future__ import annotations
@@ -38,23 +40,25 @@ class Shape(msgspec.Struct, frozen=True):
     size: int
     prefill: int = 0
     groups: tuple[tuple[int, str], ...] = ()
-    """Instances of each group at the size 1, and what they are; empty if all are equal."""
+    """Instances of each group at the size 1, and what they are; empty if all are equal. With `prefill` both pools."""
 
     def cluster_of(self, candidate: Candidate) -> Candidate:
         """Return the candidate with this shape."""
-        if self.groups:
-            groups = [replace(each, num_instances=each.num_instances * self.size) for each in candidate.cluster.groups]
-            total = sum(each.num_instances for each in groups)
-            return replace(candidate, cluster=replace(candidate.cluster, num_instances=total, groups=groups))
-        cluster = replace(candidate.cluster, num_instances=self.size)
+        cluster, groups, disaggregation = candidate.cluster, candidate.cluster.groups, candidate.cluster.disaggregation
         if self.prefill:
-            decode = self.size - self.prefill
-            pools = replace(cluster.disaggregation, prefill_instances=self.prefill, decode_instances=decode)
-            cluster = replace(cluster, disaggregation=pools)
-        return replace(candidate, cluster=cluster)
+            pools = self.prefill, self.size - self.prefill
+            groups = [replace(each, num_instances=count) for each, count in zip(groups, pools, strict=False)]
+            disaggregation = replace(disaggregation, prefill_instances=pools[0], decode_instances=pools[1])
+        else:
+            groups = [replace(each, num_instances=each.num_instances * self.size) for each in groups]
+        total = sum(each.num_instances for each in groups) or self.size
+        return replace(candidate, cluster=replace(cluster, num_instances=total, groups=groups, disaggregation=disaggregation))
 
     def in_words(self) -> str:
-        """Return `4`, `1P + 3D` with prefill and decode instances, or `2 H100 + 4 L40S` with groups."""
+        """Return `4`, `1P + 3D` with prefill and decode instances, `2 H100 + 4 L40S` with groups, or `1P H100 + 3D L40S`."""
+        if self.groups and self.prefill:
+            prefill, decode = (name for _, name in self.groups)
+            return f"{self.prefill}P {prefill} + {self.size - self.prefill}D {decode}"
         if self.groups:
             return " + ".join(f"{count * self.size:,} {name}" for count, name in self.groups)
         return f"{self.prefill}P + {self.size - self.prefill}D" if self.prefill else f"{self.size:,}"
@@ -95,17 +99,20 @@ class ShapeLimits(msgspec.Struct, frozen=True, kw_only=True):
             return [Shape(size, groups=self.groups)]
         best = round(size * self.decode / (self.prefill + self.decode))
         counts = dict.fromkeys(min(max(best + each, 1), size - 1) for each in _NEIGHBOURS)
-        return sorted((Shape(size, count) for count in counts), key=self.of, reverse=True)
+        return sorted((Shape(size, count, self.groups) for count in counts), key=self.of, reverse=True)
 
 
 def find_limits(
     instances: Sequence[InstanceConfig], mix: RequestMix, *, is_split: bool, groups: tuple[tuple[int, str], ...] = ()
 ) -> ShapeLimits:
-    """Return what instances take of this traffic. `instances` are resolved: those of a fleet of size 1."""
+    """Return what instances take of this traffic. `instances` are resolved: those of a fleet of size 1,
+    or of P/D one of each pool."""
     limits = [find_throughput_limit(instance, mix) for instance in instances]
     both, bound = sum(limit.rate for limit in limits), limits[0].bound
     if not is_split:
         return ShapeLimits(instance=both, prefill=both, decode=both, bound=bound, groups=groups)
     prefill = find_throughput_limit(instances[0], replace(mix, output=1.0))
-    decode = find_throughput_limit(instances[0], replace(mix, cached=mix.prompt))
-    return ShapeLimits(instance=both, prefill=prefill.rate, decode=decode.rate, bound=decode.bound, is_split=True)
+    decode = find_throughput_limit(instances[-1], replace(mix, cached=mix.prompt))
+    return ShapeLimits(
+        instance=both, prefill=prefill.rate, decode=decode.rate, bound=decode.bound, is_split=True, groups=groups
+    )
