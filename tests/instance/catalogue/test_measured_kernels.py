@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -13,7 +15,7 @@ from maitred.core.errors import ConfigError
 from maitred.instance import InstanceConfig
 from maitred.instance.catalogue import installed_version, resolve_instance
 from maitred.instance.catalogue.refining import refine
-from maitred.instance.catalogue.silicon import build_table
+from maitred.instance.catalogue.silicon import IncompletePackageError, SiliconQuery, build_table, silicon_blocks, silicon_table
 from maitred.instance.latency import AIConfiguratorLatency, RooflineLatency
 
 LLAMA = "meta-llama/llama-3.1-8b-instruct"
@@ -82,6 +84,22 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("package")
+@pytest.mark.parametrize("ask", [silicon_table, lambda query: silicon_blocks(query, 16, 8192, 256, 0.9)])
+def test_a_package_that_lacks_what_it_needs_says_what_to_install(
+    ask: Callable[[SiliconQuery], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A package that is only a name: everything in it is missing. Nothing of that is kept for when it is whole."""
+    (tmp_path / "aiconfigurator_core").mkdir()
+    (tmp_path / "aiconfigurator_core" / "__init__.py").touch()
+    for name in [name for name in sys.modules if name.startswith("aiconfigurator_core")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("maitred.instance.catalogue.silicon.installed_version", lambda: "0.0")
+    for _ in range(2):
+        with pytest.raises(IncompletePackageError, match=r"No module named 'aiconfigurator_core.sdk' \(pip install --force"):
+            ask(SiliconQuery(model=LLAMA, system="none", engine="vllm"))
+
+
 def test_measured_kernels_are_the_default_where_they_are_known() -> None:
     found = resolve_instance(InstanceConfig(model=LLAMA))
 

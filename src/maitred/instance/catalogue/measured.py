@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from maitred.core.errors import ConfigError
 from maitred.instance import InstanceConfig
 from maitred.instance.catalogue.silicon import (
+    IncompletePackageError,
     SiliconQuery,
     installed_version,
     require_package,
@@ -48,6 +49,8 @@ def measured_latency(
     try:
         query = _query(config, latency, deployment)
         return replace(latency, engine=query.engine, deployment=deployment, table=silicon_table(query))
+    except IncompletePackageError:
+        raise
     except ConfigError:
         if required:
             raise

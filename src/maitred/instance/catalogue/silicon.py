@@ -43,6 +43,14 @@ _ERROR: Final = 0.003
 """Share of a step by which one axis of a table may be off between its points."""
 
 
+class IncompletePackageError(ConfigError):
+    """The package is there and cannot be loaded, as something that it needs is missing."""
+
+    def __init__(self, error: ImportError) -> None:
+        hint = "pip install --force-reinstall 'maitred[silicon]', or --latency-model roofline"
+        super().__init__(f"{_DISTRIBUTION} {installed_version()} is not installed completely: {error}", hint=hint)
+
+
 class SiliconQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that the step times of a deployment depend on."""
 
@@ -186,8 +194,10 @@ def _name_of(query: SiliconQuery) -> AbstractContextManager[str]:
 
 
 def _ask_table(query: SiliconQuery) -> _FoundTable:
-    from aiconfigurator_core.sdk.engine import EngineHandle
-
+    try:
+        from aiconfigurator_core.sdk.engine import EngineHandle
+    except ImportError as error:
+        raise IncompletePackageError(error) from error
     problem = ""
     with _quiet(), _name_of(query) as model:
         for attention in _attention_precisions(query):
@@ -195,6 +205,8 @@ def _ask_table(query: SiliconQuery) -> _FoundTable:
                 handle = EngineHandle.compile(model, query.system, query.engine, **{**query.arguments(), **attention})
                 ranks = query.data_parallel_size * query.pipeline_parallel_size
                 return _FoundTable(table=build_table(handle, ranks, _source(query)))
+            except ImportError as error:
+                raise IncompletePackageError(error) from error
             except Exception as error:  # the package raises whatever its parts raise
                 problem = problem or _first_line(error)
     return _FoundTable(problem=problem)
@@ -224,8 +236,10 @@ def _first_line(error: Exception) -> str:
 
 
 def _ask_blocks(asked: _MemoryQuery) -> _Blocks:
-    from aiconfigurator_core.sdk.memory import estimate_num_gpu_blocks
-
+    try:
+        from aiconfigurator_core.sdk.memory import estimate_num_gpu_blocks
+    except ImportError as error:
+        raise IncompletePackageError(error) from error
     query = asked.deployment
     try:
         with _quiet(), _name_of(query) as model:
@@ -243,6 +257,8 @@ def _ask_blocks(asked: _MemoryQuery) -> _Blocks:
                     **query.arguments(),
                 )
             )
+    except ImportError as error:
+        raise IncompletePackageError(error) from error
     except Exception as error:  # as above
         return _Blocks(problem=_first_line(error))
 
