@@ -234,6 +234,30 @@ def errors(rows: list[Row], found: dict[str, dict[str, Any]], names: list[str], 
     return lists
 
 
+def print_overheads(rows: list[Row], out: Path) -> None:
+    """Fit an overhead of each request and of each step for every engine on half of the pairs, and print the errors of the other
+    half without it and with it. The loop is not simulated again: TTFT grows by the one, TPOT by the other."""
+    found = {said["id"]: said["answers"].get("aiconfigurator") for said in read_answers(out)}
+    pairs = [(row, found[row.id]) for row in sorted(rows, key=lambda row: row.id) if isinstance(found.get(row.id), list)]
+    Random(1).shuffle(pairs)
+    columns = ("engine", "fitted, told", "ms of a request", "TTFT without, with", "ms of a step", "TPOT without, with")
+    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
+    for engine in ("vllm", "sglang", "trtllm"):
+        halves = [[pair for pair in half if pair[0].query.engine == engine] for half in (pairs[::2], pairs[1::2])]
+        cells = [f"{len(halves[0])}, {len(halves[1])}"]
+        for metric, most in enumerate((300, 10)):
+            fitted, told = [
+                (
+                    np.array([said[metric] for _, said in half]),
+                    np.array([(row.ttft_ms, row.tpot_ms)[metric] for row, _ in half]),
+                )
+                for half in halves
+            ]
+            best = min(np.linspace(0, most, 301), key=lambda ms: float(np.median(np.abs((fitted[0] + ms) / fitted[1] - 1))))
+            cells += [f"{best:.1f}", ", ".join(f"{np.median(np.abs((told[0] + ms) / told[1] - 1)):.0%}" for ms in (0.0, best))]
+        print(f"| {engine} | {' | '.join(cells)} |")
+
+
 GROUPS: dict[str, Callable[[Row], str]] = {
     "": lambda row: "all",
     "system": lambda row: row.query.system,
@@ -278,6 +302,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10, help="requests of each user")
     parser.add_argument("--of", nargs="+", choices=PREDICTORS, default=list(PREDICTORS))
     parser.add_argument("--table", action="store_true", help="compute nothing")
+    parser.add_argument("--overheads", action="store_true", help="compute nothing, and fit overheads on half of what is there")
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)
     files = silicon_model_files()
@@ -286,6 +311,9 @@ def main() -> None:
     rows = read_rows(next(iter(files.values())).parents[1] / "systems" / "silicon_sample.csv")
     if options.sample:
         rows = Random(options.seed).sample(rows, options.sample)
+    if options.overheads:
+        print_overheads(rows, options.out)
+        return
     if not options.table:
         run(rows, options.out, options.of, options.rounds)
     print_tables(rows, options.out, options.of)
