@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 import maitred
-from maitred import ClusterConfig, ConfigError, InstanceConfig, Job, Request, RoutingConfig, Slo
+from maitred import ClusterConfig, ConfigError, InstanceConfig, Job, Load, Request, RoutingConfig, Slo
 from maitred.workload import closed_loop
 
 
@@ -33,6 +34,10 @@ def one_job(**changes: Any) -> list[Job]:
         (lambda: maitred.simulate(jobs(), sample_every_ms="5"), "sample_every_ms: samples cannot be taken every '5'"),
         (lambda: maitred.simulate(jobs(), sample_every_ms=float("inf")), "sample_every_ms: samples cannot be taken every inf"),
         (lambda: maitred.synthetic(rate="10", num_requests=3), "rate: a rate of '10' cannot be used"),
+        (lambda: maitred.simulate(jobs(), seed="1"), "seed: must be a whole number, not '1'"),
+        (lambda: maitred.simulate(jobs(), slo=500), "slo: must be Slo, not int (write Slo(ttft_ms=500))"),
+        (lambda: maitred.capacity(workload=Load(rate="10", num_requests=3)), "workload: rate must be float or None, not '10'"),
+        (lambda: maitred.capacity(workload=jobs()), "workload: trace must be str or None, not"),
         (lambda: maitred.simulate(one_job(arrival=1.5)), "request 0 has arrival 1.5 (float)"),
         (lambda: maitred.simulate(one_job(prompt_tokens="10")), "request 0 has prompt_tokens '10' (str)"),
         (lambda: maitred.simulate(one_job(output_tokens=3.0)), "request 0 has output_tokens 3.0 (float)"),
@@ -80,3 +85,24 @@ def test_what_can_be_read_once_says_so_the_second_time(make: Callable[[], Any]) 
 def test_the_order_of_sections_is_said() -> None:
     with pytest.raises(ConfigError, match="in this order: workload, cluster, instance, routing, admission, programs"):
         maitred.simulate(jobs(), RoutingConfig())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "problem"),
+    [
+        (lambda: InstanceConfig(max_num_seqs="8"), TypeError, r"max_num_seqs must be int, not '8' \(str\)"),
+        (lambda: InstanceConfig(enable_prefix_caching="off"), TypeError, "enable_prefix_caching must be bool"),
+        (lambda: InstanceConfig(total_kv_blocks=1.5), TypeError, r"total_kv_blocks must be int or None, not 1.5 \(float\)"),
+        (lambda: InstanceConfig(max_num_seqs=True), TypeError, "max_num_seqs must be int, not True"),
+        (lambda: InstanceConfig(flavour="vlm"), ValueError, r"flavour 'vlm' cannot be chosen \(did you mean 'vllm'\?\)"),
+        (lambda: ClusterConfig(num_instances="2"), TypeError, "num_instances must be int"),
+    ],
+)
+def test_a_key_of_another_type_is_named(make: Callable[[], object], kind: type[Exception], problem: str) -> None:
+    with pytest.raises(kind, match=problem):
+        make()
+
+
+def test_numbers_of_numpy_and_whole_numbers_for_others_are_numbers() -> None:
+    assert InstanceConfig(max_num_seqs=np.int64(8), latency_scale=2).max_num_seqs == 8
+    assert InstanceConfig(latency_scale=np.float64(2)).latency_scale == 2

@@ -6,7 +6,7 @@ decisions.py      inputs and decisions as data, and the log of them; replay.py: 
 registry.py       the registry of plug-ins; policy_spec.py: how a policy and its parameters are written
 units.py          microseconds, and seconds at the edge; slo_classes.py: classes in the words of BLIS and GAIE
 errors.py         what every error tells: what, where, and what would be right
-python_json.py    JSON with NaN and Infinity, as Python writes it
+python_json.py    JSON with NaN and Infinity, as Python writes it; field_types.py: types of fields of structs that programs make
 yaml_document.py  a YAML file with the line of each value; yaml_schema.py: as a struct
 printing.py       text from outside, without what cannot be printed
 histogram.py      distributions as counts, with quantiles; student_t.py: intervals from few values

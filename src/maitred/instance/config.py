@@ -12,6 +12,7 @@ from msgspec.structs import force_setattr
 from maitred.batching import BatchLimits
 from maitred.core.contracts import LatencyModel
 from maitred.core.errors import ConfigError
+from maitred.core.field_types import check_field_types
 from maitred.core.units import Micros
 from maitred.instance.flavours import FLAVOURS, NO_FLAVOUR, Flavour, FlavourName, flavour_keys
 from maitred.instance.kv_offload import KvOffloadConfig
@@ -131,6 +132,7 @@ class InstanceConfig(VllmKeys, frozen=True, kw_only=True, forbid_unknown_fields=
     """Simulate every step by itself: slower, with the same results."""
 
     def __post_init__(self) -> None:
+        check_field_types(self)
         self._latency_from_text()
         for name, most in _UPPER_LIMITS.items():
             value = getattr(self, name)

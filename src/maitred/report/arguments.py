@@ -8,6 +8,7 @@ import msgspec
 
 from maitred.core.errors import ConfigError
 from maitred.core.units import Micros, from_ms, from_seconds
+from maitred.report.slo import Slo
 from maitred.workload import Workload
 
 _LONGEST_SECS = 1e11
@@ -31,6 +32,14 @@ def sample_distance_of(milliseconds: float | None) -> Micros | None:
         hint = "a number of milliseconds from 0.001 up"
         raise ConfigError(f"samples cannot be taken every {milliseconds!r}", where="sample_every_ms", hint=hint)
     return from_ms(milliseconds)
+
+
+def check_seed_and_slo(seed: object, slo: object) -> None:
+    """Raise ConfigError for a seed that is no whole number, or an SLO of another type."""
+    if type(seed) is not int:
+        raise ConfigError(f"must be a whole number, not {seed!r}", where="seed")
+    if not isinstance(slo, Slo):
+        raise ConfigError(f"must be Slo, not {type(slo).__name__}", where="slo", hint="write Slo(ttft_ms=500)")
 
 
 def check_sections(workload: object, sections: Sequence[object], kinds: Mapping[str, type]) -> None:

@@ -27,7 +27,7 @@ from maitred.core.errors import ConfigError
 from maitred.instance import InstanceConfig
 from maitred.programs import ProgramsConfig
 from maitred.report import export
-from maitred.report.arguments import check_sections, horizon_of, sample_distance_of
+from maitred.report.arguments import check_sections, check_seed_and_slo, horizon_of, sample_distance_of
 from maitred.report.breakdown import By
 from maitred.report.output_file import OutputFile
 from maitred.report.page import write_page
@@ -150,6 +150,7 @@ def simulate(
     """
     sections = (cluster, instance, routing, admission, programs)
     check_sections(workload, sections, _SECTIONS)
+    check_seed_and_slo(seed, slo)
     horizon, sample_every = horizon_of(horizon_secs), sample_distance_of(sample_every_ms)
     name = workload if isinstance(workload, str) else ""
     stated = instance or InstanceConfig()

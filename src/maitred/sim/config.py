@@ -12,6 +12,7 @@ from msgspec.structs import force_setattr, replace
 from maitred.admission.terms.config import MAX_SECS, MAX_SLOTS
 from maitred.compat.instance_rules import instance_rules
 from maitred.core.contracts import Overheads
+from maitred.core.field_types import check_field_types
 from maitred.core.units import Micros, from_ms
 from maitred.instance import InstanceConfig
 from maitred.routing import RoutingConfig, Signals
@@ -123,6 +124,7 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Power, carbon and price of the GPUs, for the report."""
 
     def __post_init__(self) -> None:
+        check_field_types(self)
         self._count_groups()
         for name in _DELAY_KEYS:
             if not 0 <= getattr(self, name) <= _HOUR_MS:

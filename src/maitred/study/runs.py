@@ -20,7 +20,7 @@ from maitred.core.units import Micros, from_ms
 from maitred.report import DEFAULT_SLO, Slo, workload_targets
 from maitred.study.candidate import Candidate, draw_latency_scale
 from maitred.workload import Workload
-from maitred.workload.load import DEFAULT_SEED, Load
+from maitred.workload.load import DEFAULT_SEED, Load, check_load
 
 MAX_SEEDS = 1_000
 _SAMPLE_EVERY: Final = from_ms(5)
@@ -179,8 +179,13 @@ def parse_seeds(given: int | Sequence[int], first: int = DEFAULT_SEED, *, where:
 def as_load(workload: Load | Workload | str) -> Load:
     """Return a workload that a program gives in any form; a string names a trace."""
     if isinstance(workload, Load):
+        check_load(workload)
         return workload
-    return Load(workload_spec=workload) if isinstance(workload, Workload) else Load(trace=workload)
+    if isinstance(workload, Workload):
+        return Load(workload_spec=workload)
+    load = Load(trace=workload)
+    check_load(load)
+    return load
 
 
 def stated_slo(given: Slo | None, load: Load) -> Slo:

@@ -18,6 +18,7 @@ import msgspec
 from msgspec.structs import asdict, replace
 
 from maitred.core.errors import ConfigError, located, nearest_name_hint
+from maitred.core.field_types import check_field_types
 from maitred.core.units import from_ms
 from maitred.workload.job import Job
 from maitred.workload.spec import MAX_REQUESTS, Workload
@@ -50,6 +51,15 @@ SYNTHETIC_KEYS: Final = (
     "output_tokens_max",
 )
 """Keys that do not go with a trace, which has these values itself."""
+
+
+def check_load(load: Load) -> None:
+    """Raise ConfigError for a key of another type: a program may make a `Load` of anything."""
+    try:
+        check_field_types(load)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(str(error), where="workload") from error
+
 
 KeySpelling: TypeAlias = Callable[[str], str]
 """A function from a key to what the user calls it."""
