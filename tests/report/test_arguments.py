@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 
 import maitred
@@ -37,7 +36,7 @@ def one_job(**changes: Any) -> list[Job]:
         (lambda: maitred.simulate(jobs(), seed="1"), "seed: must be a whole number, not '1'"),
         (lambda: maitred.simulate(jobs(), slo=500), "slo: must be Slo, not int (write Slo(ttft_ms=500))"),
         (lambda: maitred.capacity(workload=Load(rate="10", num_requests=3)), "workload: rate must be float or None, not '10'"),
-        (lambda: maitred.capacity(workload=jobs()), "workload: trace must be str or None, not"),
+        (lambda: maitred.capacity(workload=jobs()), "workload: a RepeatableJobs is no load"),
         (lambda: maitred.simulate(one_job(arrival=1.5)), "request 0 has arrival 1.5 (float)"),
         (lambda: maitred.simulate(one_job(prompt_tokens="10")), "request 0 has prompt_tokens '10' (str)"),
         (lambda: maitred.simulate(one_job(output_tokens=3.0)), "request 0 has output_tokens 3.0 (float)"),
@@ -92,8 +91,7 @@ def test_the_order_of_sections_is_said() -> None:
     [
         (lambda: InstanceConfig(max_num_seqs="8"), TypeError, r"max_num_seqs must be int, not '8' \(str\)"),
         (lambda: InstanceConfig(enable_prefix_caching="off"), TypeError, "enable_prefix_caching must be bool"),
-        (lambda: InstanceConfig(total_kv_blocks=1.5), TypeError, r"total_kv_blocks must be int or None, not 1.5 \(float\)"),
-        (lambda: InstanceConfig(max_num_seqs=True), TypeError, "max_num_seqs must be int, not True"),
+        (lambda: InstanceConfig(total_kv_blocks="1"), TypeError, r"total_kv_blocks must be int or None, not '1' \(str\)"),
         (lambda: InstanceConfig(flavour="vlm"), ValueError, r"flavour 'vlm' cannot be chosen \(did you mean 'vllm'\?\)"),
         (lambda: ClusterConfig(num_instances="2"), TypeError, "num_instances must be int"),
     ],
@@ -101,8 +99,3 @@ def test_the_order_of_sections_is_said() -> None:
 def test_a_key_of_another_type_is_named(make: Callable[[], object], kind: type[Exception], problem: str) -> None:
     with pytest.raises(kind, match=problem):
         make()
-
-
-def test_numbers_of_numpy_and_whole_numbers_for_others_are_numbers() -> None:
-    assert InstanceConfig(max_num_seqs=np.int64(8), latency_scale=2).max_num_seqs == 8
-    assert InstanceConfig(latency_scale=np.float64(2)).latency_scale == 2

@@ -1,13 +1,12 @@
-"""Fields of structs that programs make themselves: numbers, texts and choices of another type are an error at once.
+"""Fields of structs that programs make themselves: a text in place of a number, and a choice that there is not.
 
 msgspec looks at types where it decodes a file, and not where Python makes a struct: `max_num_seqs="8"` would end in the middle
-of a run, or be compared as a text.
+of a run, and `enable_prefix_caching="off"` would be true.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, Final, Literal, Union, get_args, get_origin
 
@@ -15,37 +14,30 @@ import msgspec
 
 from maitred.core.errors import nearest_name_hint
 
-_PLAIN: Final[dict[Any, tuple[type, ...]]] = {
-    int: (Integral,),
-    float: (Real,),
-    str: (str,),
-    bool: (bool,),
-    NoneType: (NoneType,),
-    None: (NoneType,),
-}
+_PLAIN: Final[tuple[Any, ...]] = (int, float, bool, NoneType)
 
 
 def check_field_types(struct: msgspec.Struct) -> None:
-    """Raise TypeError for a plain field (of numbers, texts, truth values, or None) with a value of another type, and ValueError
-    for a text that is none of the choices of its field. Fields of other types are not looked at."""
-    for name, types, choices, said in _plain_fields(type(struct)):
+    """Raise TypeError for a text in a field of numbers or truth values, and ValueError for a text that is no choice of
+    its field. Fields of other types are not looked at."""
+    for name, choices, said in _plain_fields(type(struct)):
         value = getattr(struct, name)
-        if not isinstance(value, types) or (value is True or value is False) > (bool in types):
-            raise TypeError(f"{name} must be {said}, not {value!r} ({type(value).__name__})")
-        if choices and isinstance(value, str) and value not in choices:
+        if not isinstance(value, str) or value in choices:
+            continue
+        if choices:
             raise ValueError(f"{name} {value!r} cannot be chosen ({nearest_name_hint(value, choices)})")
+        raise TypeError(f"{name} must be {said}, not {value!r} (str)")
 
 
 @cache
-def _plain_fields(kind: type[msgspec.Struct]) -> list[tuple[str, tuple[type, ...], tuple[str, ...], str]]:
-    """Return of each plain field of a struct its name, the types of its values, its choices, and what it may be in words."""
+def _plain_fields(kind: type[msgspec.Struct]) -> list[tuple[str, tuple[str, ...], str]]:
+    """Return of each field of numbers, truth values or choices its name, its choices, and what it may be in words."""
     found = []
     for field in msgspec.structs.fields(kind):
         options = get_args(field.type) if get_origin(field.type) in (Union, UnionType) else (field.type,)
         choices = tuple(text for each in options if get_origin(each) is Literal for text in get_args(each))
-        plain = [str if get_origin(each) is Literal else each for each in options]
+        plain = [each for each in options if get_origin(each) is not Literal]
         if all(each in _PLAIN for each in plain) and all(isinstance(each, str) for each in choices):
-            types = tuple(kind for each in plain for kind in _PLAIN[each])
-            words = " or ".join("None" if each in (None, NoneType) else each.__name__ for each in plain)
-            found.append((field.name, types, choices, words))
+            words = " or ".join("None" if each is NoneType else each.__name__ for each in plain)
+            found.append((field.name, choices, words))
     return found

@@ -178,12 +178,9 @@ def parse_seeds(given: int | Sequence[int], first: int = DEFAULT_SEED, *, where:
 
 def as_load(workload: Load | Workload | str) -> Load:
     """Return a workload that a program gives in any form; a string names a trace."""
-    if isinstance(workload, Load):
-        check_load(workload)
-        return workload
     if isinstance(workload, Workload):
         return Load(workload_spec=workload)
-    load = Load(trace=workload)
+    load = workload if isinstance(workload, Load) else Load(trace=workload)
     check_load(load)
     return load
 

@@ -55,6 +55,9 @@ SYNTHETIC_KEYS: Final = (
 
 def check_load(load: Load) -> None:
     """Raise ConfigError for a key of another type: a program may make a `Load` of anything."""
+    if type(load.trace) not in (str, type(None)):
+        hint = "give a Load(rate=...), or a trace"
+        raise ConfigError(f"a {type(load.trace).__name__} is no load", where="workload", hint=hint)
     try:
         check_field_types(load)
     except (TypeError, ValueError) as error:
