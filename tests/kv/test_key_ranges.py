@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.kv.key_ranges import NO_KEYS, KeyRanges, join_keys, key_ranges, part_of
+from maitred.kv.key_ranges import NO_KEYS, KeyRanges, expand_keys, join_keys, key_ranges, part_of
 
 RANGES = st.lists(st.tuples(st.integers(-5, 30), st.integers(0, 6)).map(lambda pair: range(pair[0], sum(pair))), max_size=6)
 """Empty, adjacent and overlapping ranges too."""
@@ -156,3 +156,16 @@ def test_long_prompts_with_few_keys_of_other_kinds_stay_ranges() -> None:
     assert NO_KEYS.joined(prompt) == prompt
     with pytest.raises(TypeError):
         hash(prompt)
+
+
+@given(st.lists(st.integers(0, 60), max_size=30), st.sampled_from([1, 4, 32]))
+def test_ids_expand_into_the_keys_of_their_parts(ids: list[int], parts: int) -> None:
+    assert list(expand_keys(ids, parts)) == [key * parts + part for key in ids for part in range(parts)]
+
+
+def test_counted_ids_of_a_long_prompt_become_ranges_and_scattered_ones_with_small_parts_a_list() -> None:
+    # A prompt of 12,288 tokens that shares its first two blocks of 512, in blocks of 16.
+    long = expand_keys([0, 1, *range(70, 92)], 32)
+    assert isinstance(long, KeyRanges)
+    assert long.ranges() == [range(64), range(70 * 32, 92 * 32)]
+    assert isinstance(expand_keys(list(range(0, 300, 2)), 4), list)

@@ -147,29 +147,30 @@ def _run(
     """Handle all arrivals and events up to and including `horizon`. `handlers` are by event kind."""
     last = _NO_HORIZON if horizon is None else horizon
     heap, turns, dirty, replicas = event_queue.heap, event_queue.turns, fleet.dirty, fleet.replicas
-    on_turn, pop, push = handlers[SimEventKind.INSTANCE], heappop, heappush
+    on_turn, on_arrival, pop_arrival = handlers[SimEventKind.INSTANCE], pipeline.on_arrival, arrivals.pop_arrival
+    pop, push = heappop, heappush
     arrivals.read_next(0)
     looks_ahead = pipeline.is_direct and last == _NO_HORIZON and not fleet.limits
     next_at, turn_at = arrivals.next_at, NO_ARRIVAL
     while True:
-        now = next_at if next_at <= turn_at else turn_at
-        if heap and heap[0][0] <= now and heap[0][0] < next_at and (heap[0][0] < turn_at or heap[0][1] < SimEventKind.INSTANCE):
-            now = heap[0][0]
+        if heap and heap[0][0] < next_at and (heap[0][0], heap[0][1]) < (turn_at, SimEventKind.INSTANCE):
+            event_queue.now = now = heap[0][0]
             if now > last:
                 return
-            event_queue.now = now
             _, kind, target = pop(heap)
             handlers[kind](target, now)
-        elif now > last:
-            return
         elif turn_at < next_at:
-            event_queue.now = now
+            if turn_at > last:
+                return
+            event_queue.now = now = turn_at
             index = pop(turns) & INDEX_MASK
             if replicas[index].next_due == now:  # else the entry is obsolete
                 on_turn(index, now)
         else:
-            event_queue.now = now
-            pipeline.on_arrival(arrivals.pop_arrival(now), now)
+            if next_at > last:
+                return
+            event_queue.now = now = next_at
+            on_arrival(pop_arrival(now), now)
         next_at = arrivals.next_at
         turn_at = turns[0] >> INDEX_BITS if turns else NO_ARRIVAL
         # A step that began before the last event of this instant would miss a request that enters its instance with it.
