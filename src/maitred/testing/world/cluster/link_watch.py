@@ -85,7 +85,10 @@ class LinkWatch:
         self._awaited: dict[type, list[asyncio.Future[str]]] = {}
         """What waits for messages of each kind."""
         self._booked: dict[str, int] = {}
-        """The last ticket that each scheduler had given when this turn of the loop began."""
+        """The last ticket that each scheduler had given when the last turn of the loop ended."""
+        self._known: dict[str, int] = {}
+        """The same of the last turn before `_instant`: what is decided at an instant may be sent some turns later, then."""
+        self._instant: Micros = 0
         self._leaders: dict[int, str] = {}
         """The scheduler that has granted under each epoch."""
         self._granted: set[tuple[GatewayId, int, int]] = set()
@@ -102,6 +105,7 @@ class LinkWatch:
 
     def end_turn(self) -> None:
         """Note that a turn of the loop has ended."""
+        self._begin_instant()
         for scheduler in self._schedulers:
             if (host := scheduler.host) is not None:
                 self._booked[scheduler.address] = host.end.books._last_ticket
@@ -110,6 +114,10 @@ class LinkWatch:
                     if gateway in gateways and gateways[gateway].last_number >= number:
                         asked.since = self._loop.micros
                         del unheard[gateway, number]
+
+    def _begin_instant(self) -> None:
+        if self._loop.micros != self._instant:
+            self._instant, self._known = self._loop.micros, {**self._booked}
 
     def on_sent(self, connection: Connection, is_forth: bool, data: bytes) -> None:
         """Read what one end of a connection sends."""
@@ -191,9 +199,11 @@ class LinkWatch:
                 self._say(f"request {first}, is granted a slot before {then}")
 
     def _waiting_at(self, address: str) -> list[Any]:
-        """Return the requests that wait at a scheduler, and of which it had heard before this turn: what it hears later in the
-        turn is after its decision, which is sent at the end. One that has a victim waits for that slot alone."""
-        host, booked = next((each.host for each in self._schedulers if each.address == address), None), self._booked
+        """Return the requests that wait at a scheduler, and of which it had heard before this instant: what it hears later at
+        the instant may be after its decision, which is sent at the end of a turn. One that has a victim waits for that slot
+        alone."""
+        self._begin_instant()
+        host, booked = next((each.host for each in self._schedulers if each.address == address), None), self._known
         if host is None:
             return []
         known = (one for one in host.requests if one.ticket.id <= booked.get(address, 0))
