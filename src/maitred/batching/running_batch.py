@@ -19,9 +19,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from msgspec.structs import replace
-
-from maitred.batching.limits import BatchLimits, PrefillChunk, context_spread, later_chunks
+from maitred.batching.limits import BatchLimits, PrefillChunk, later_chunks
 from maitred.core.contracts import BatchShape, WaitQueue
 from maitred.core.errors import ConfigError, InvariantError
 from maitred.core.request import RequestId
@@ -127,11 +125,6 @@ class RunningBatch:
         """
         raise NotImplementedError
 
-    def plan_decodes(self, end_step: int, max_repeats: int) -> StepPlan | None:
-        """Return what `schedule` would plan for the steps up to `end_step`, at most `max_repeats`, where all sequences decode
-        and none waits; None if it must be asked."""
-        return None
-
     @property
     def running(self) -> int:
         return len(self.sequences)
@@ -181,11 +174,6 @@ class RunningBatch:
         chunks = tuple(chunk for chunk in plan.chunks if chunk not in transferred)
         context += sum(chunk.num_computed_tokens for chunk in transferred)
         return BatchShape(decodes + len(transferred), context, plan.prefill_tokens - len(transferred), chunks)
-
-    def spread_shape(self, plan: StepPlan) -> BatchShape:
-        """As `batch_shape`, with the spread of the contexts."""
-        shape = self.batch_shape(plan)
-        return shape if shape.num_decodes < 2 else replace(shape, context_spread=context_spread(self.context_lengths(plan)))
 
     def context_lengths(self, plan: StepPlan) -> list[int]:
         """Return the tokens of KV of each sequence that decodes in `plan`, in no particular order."""

@@ -24,7 +24,9 @@ from collections.abc import Sequence
 from random import Random
 from typing import Final
 
-from maitred.batching import StepPlan
+from msgspec.structs import replace
+
+from maitred.batching import StepPlan, context_spread
 from maitred.core.contracts import BatchShape, WaitQueue
 from maitred.core.errors import InvariantError
 from maitred.core.request import PrefixKeys, Request, RequestId
@@ -73,7 +75,6 @@ class EngineCore:
         """What the scheduler does not know yet, or None if it does not plan one step ahead."""
         if config.async_scheduling:
             self._mailbox = Mailbox(self.waiting, self.batch, self._prefix_blocks, self.sequences)
-        self._plans_plainly = self._mailbox is None and not self._is_spread_aware  # a step in which all decode
         self._notes_ends = self._mailbox is not None or self.counts_service or self._learns
         """Whether the end of an answer is told to any other part than the batch."""
         self._output_lengths: dict[RequestId, int] = {}
@@ -127,13 +128,14 @@ class EngineCore:
         transferred: SequenceState | None,
     ) -> bool:
         """Let `request` wait; see `Instance.enqueue`. Return False, with an event that says why, if it may not."""
-        seq = SequenceState(request, self._num_arrivals, request.prompt_tokens, request.priority)
+        prompt = request.prompt_tokens
+        seq = SequenceState(request, self._num_arrivals, prompt, request.priority)
         self._num_arrivals += 1
         length = self.lengths.output_length(request, output_tokens)
         if not length:
             self.events.append(InstanceEvent(now, EventKind.REFUSED, seq))
             return False
-        if self.queue_caps.is_capped and self.queue_caps.overload_reason((seq.prompt_tokens,), self.sequences):
+        if self.queue_caps.is_capped and self.queue_caps.overload_reason((prompt,), self.sequences):
             self.events.append(InstanceEvent(now, EventKind.REJECTED, seq))
             return False
         if request.deadline is not None:
@@ -161,11 +163,6 @@ class EngineCore:
     def start_run(self) -> StepRun:
         """Plan the step that begins at `next_start`, and find out how often it may repeat."""
         now, batch, mailbox = self.next_start, self.batch, self._mailbox
-        all_decode = batch.num_decodes == len(self.sequences) and self._plans_plainly and not self._held.count
-        if all_decode and (usual := batch.plan_decodes(self._completions.next_step, self._max_repeats)) is not None:
-            run = self.run = self._next_run
-            run.begin(now, usual, batch.num_decodes, batch.context_tokens)
-            return run
         if mailbox is not None:
             mailbox.deliver_before_plan()
         # A completion frees a slot and blocks, so the run goes on to the next one. After a preemption or an abort nothing may
@@ -296,7 +293,10 @@ class EngineCore:
 
     def _shape_of(self, plan: StepPlan) -> BatchShape:
         """Return the work of `plan`, with the spread of its contexts if the latency model looks at it."""
-        return self.batch.spread_shape(plan) if self._is_spread_aware else self.batch.batch_shape(plan)
+        shape = self.batch.batch_shape(plan)
+        if not self._is_spread_aware or shape.num_decodes < 2:
+            return shape
+        return replace(shape, context_spread=context_spread(self.batch.context_lengths(plan)))
 
     def _requeue_preempted(self, seq: SequenceState, now: Micros) -> None:
         self.num_preemptions += 1

@@ -52,9 +52,6 @@ class NotingBatch(ContinuousBatch):
 
     replay: Replay
 
-    def plan_decodes(self, end_step: int, max_repeats: int) -> StepPlan | None:
-        return None  # `schedule` is to see every step
-
     def schedule(self, waiting: WaitQueue | None, now: Micros, max_repeats: int) -> StepPlan:
         before, admissions = self.replay.waiting(), self._num_admissions
         plan = super().schedule(waiting, now, max_repeats)

@@ -100,7 +100,9 @@ class ContinuousBatch(RunningBatch):
         open_to = waiting
         if waiting is not None and len(self.sequences) >= self._max_num_seqs:
             open_to = None  # the batch is full
-        if open_to is None and not self._prefilling:  # nothing can be admitted
+        # The usual step: nothing prefills and nothing can be admitted, so only the free blocks limit the run, and planning it
+        # costs O(block size) at most, however many sequences decode.
+        if open_to is None and not self._prefilling:
             repeats = self._blocks.max_steps(max_repeats)
             if not repeats:
                 return self._serve_in_turn()
@@ -108,17 +110,6 @@ class ContinuousBatch(RunningBatch):
             plan.max_repeats, plan.takes_decode_blocks = repeats, False
             return plan
         return self._schedule_prompts(waiting, open_to, now, max_repeats)
-
-    def plan_decodes(self, end_step: int, max_repeats: int) -> StepPlan | None:
-        steps = end_step - self.step_index
-        # Only the free blocks limit the run, and finding how far they go costs O(block size) at most, however many decode.
-        repeats = self._blocks.max_steps(steps if steps < max_repeats else max_repeats)
-        if not repeats or self._cadence is not None:
-            return None
-        self.num_transferred = 0
-        plan = self._decode_plan
-        plan.max_repeats, plan.takes_decode_blocks = repeats, False
-        return plan
 
     def _schedule_prompts(
         self, waiting: WaitQueue | None, open_to: WaitQueue | None, now: Micros, max_repeats: int
