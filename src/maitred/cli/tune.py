@@ -84,7 +84,7 @@ def tune(flags: TuneFlags) -> None:
         found = _search(flags)
         write_study(found, files)
         if "--write" in files:
-            files["--write"].write(_file(found).encode())
+            files["--write"].write(_file(found, flags.config).encode())
     if not flags.quiet and flags.json != STANDARD_OUTPUT:
         print_result(found)
     if not found.is_better:
@@ -133,9 +133,10 @@ def _engine(path: Path | None) -> dict[str, Any] | None:
     return {name: getattr(instance, name) for name in (document.value or {}).get("instance") or {}}
 
 
-def _file(found: Tuned) -> str:
-    """Return the best candidate as a file, with what was foretold of it."""
+def _file(found: Tuned, config: Path | None) -> str:
+    """Return the best candidate as a file, with what was foretold of it, and the other keys of `config`."""
     from maitred.study.tune.result import in_words, number
+    from maitred.study.tune.rules import with_other_keys
 
     best = found.best.held_out
     told = [f"{text}: {number(each.today)} -> {in_words(each)} ms" for text, each in best.limits.items()]
@@ -147,4 +148,6 @@ def _file(found: Tuned) -> str:
         *told,
     ]
     changed = [f"{key}: {value}" for key, value in found.best.settings.items()]
-    return "".join(f"# {line}\n" for line in (*head, "Changed:", *changed)) + found.best.config
+    return "".join(f"# {line}\n" for line in (*head, "Changed:", *changed)) + (
+        found.best.config if config is None else with_other_keys(found.best.config, config)
+    )

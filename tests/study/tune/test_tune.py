@@ -181,6 +181,7 @@ def test_rules_that_hold_an_slo_are_found_told_and_written(recorded: Path, maitr
     found = json.loads((tmp_path / "best.json").read_text())
     best = found["candidates"][0]
     assert (found["num_requests"], found["num_held_out"]) == (700, 210)
+    assert "http://engine-0" not in best["config"]  # Keys of tenants would be there as well, and results are passed on.
     assert best["held_out"]["probability"] >= 0.95
     assert best["held_out"]["limits"][SLO]["other"] < best["held_out"]["limits"][SLO]["today"]
     assert best["settings"].keys() == {RESERVED}  # Other keys of the class change nothing here, and are taken back.

@@ -20,7 +20,7 @@ class TunedCandidate(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, Any]
     """What differs from today, by key."""
     config: str
-    """The whole configuration, as YAML."""
+    """The rules as YAML: admission, routing and programs, and the keys of other sections that were varied."""
     held_out: Judgement
     """What the part says that the search has not seen."""
     searched: Judgement

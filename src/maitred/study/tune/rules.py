@@ -35,17 +35,8 @@ class Rules:
         """Raises ConfigError for a `config` that is none."""
         self.world = world
         in_force = world.recorded.rules
-        self._tree: dict[str, Any] = {}
-        if config is not None:
-            document = YamlDocument.read(InputFile(config))
-            document_to_struct(document, Config)
-            self._tree = deepcopy(document.value or {})
-        for name in _SECTIONS:
-            section = getattr(in_force, name)
-            given = _differing(section)
-            self._tree.pop(name, None)
-            if given:
-                self._tree[name] = given
+        self._others = {} if config is None else _other_sections(config)
+        self._in_force = {name: given for name in _SECTIONS if (given := _differing(getattr(in_force, name)))}
         self._slots = max(1, (max(in_force.slots.values(), default=0) or self._at_once) // world.engines.num_instances)
 
     @property
@@ -83,7 +74,7 @@ class Rules:
         # More slots than an engine was seen to fill do not make it run more at once: what is beyond waits in it.
         instance = {"max_num_seqs": self.today.instance.max_num_seqs}
         instance |= {key.removeprefix(_ENGINE): value for key, value in self.settings(point).items() if key.startswith(_ENGINE)}
-        tree = self._with(point)
+        tree = self._with(point, self._others)
         if SLOTS not in self.settings(point):  # Those that were in force, which may have been learned.
             tree.get("gateway", {}).pop("slots_per_backend", None)
         if problem := first_problem(tree, Config, lambda _: ""):
@@ -91,15 +82,34 @@ class Rules:
         return self.world.candidate(msgspec.convert(tree, Config), instance)
 
     def text(self, point: Point) -> str:
-        """Return the configuration of a point as YAML."""
-        dumped: str = yaml.safe_dump(self._with(point), sort_keys=False, allow_unicode=True, width=120)
-        return dumped
+        """Return the rules of a point as YAML, without what a file has beside them: backends, keys, passwords."""
+        return _as_yaml(self._with(point, {}))
 
-    def _with(self, point: Point) -> dict[str, Any]:
-        tree = {"gateway": {}, **deepcopy(self._tree)}
+    def _with(self, point: Point, others: Mapping[str, Any]) -> dict[str, Any]:
+        tree = {"gateway": {}, **deepcopy({**others, **self._in_force})}
         for key, value in self.settings(point).items():
             set_key(tree, key, value)
         return {name: section for name, section in tree.items() if section}
+
+
+def with_other_keys(rules: str, config: Path) -> str:
+    """Return the rules of a point (`Rules.text`) with the keys that `config` has beside them, as YAML."""
+    tree = _other_sections(config)
+    for name, section in yaml.safe_load(rules).items():
+        tree[name] = {**tree.get(name, {}), **section}
+    return _as_yaml(tree)
+
+
+def _other_sections(config: Path) -> dict[str, Any]:
+    """Return what a file says beside the rules. Raises ConfigError for a file that is no configuration."""
+    document = YamlDocument.read(InputFile(config))
+    document_to_struct(document, Config)
+    return {name: section for name, section in (document.value or {}).items() if name not in _SECTIONS}
+
+
+def _as_yaml(tree: Mapping[str, Any]) -> str:
+    dumped: str = yaml.safe_dump(dict(tree), sort_keys=False, allow_unicode=True, width=120)
+    return dumped
 
 
 def _differing(section: msgspec.Struct) -> dict[str, Any]:
