@@ -85,6 +85,7 @@ PROCESS: Final = FlagGroup(
     KeyFlag("gateway.settle_secs", "SECS", alias="--shutdown-delay-secs"),
     KeyFlag("gateway.keep_alive_secs", "SECS"),
     KeyFlag("gateway.decision_log", "FILE"),
+    KeyFlag("gateway.recent_requests", "N"),
     KeyFlag("gateway.shadow", "FILE"),
     KeyFlag("gateway.access_log"),
     KeyFlag("gateway.log_level", "LEVEL"),

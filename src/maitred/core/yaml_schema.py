@@ -113,7 +113,7 @@ def _item_type(kind: Any) -> Any:
 def union_members(kind: Any) -> tuple[Any, ...]:
     """Return the members of a union, or the type itself if it is none."""
     if get_origin(kind) in (Union, UnionType):
-        return get_args(kind)
+        return tuple(each for member in get_args(kind) for each in union_members(member))
     if get_origin(kind) is Annotated:
         return union_members(get_args(kind)[0])
     return (kind,)

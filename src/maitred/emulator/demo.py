@@ -169,6 +169,8 @@ async def _start_processes(processes: DemoProcesses) -> str:
         "0",
         "--settle-secs",
         "0",
+        "--recent-requests",  # The dashboard's button "why" asks for them.
+        "1000",
         "--slots-per-backend",
         str(SLOTS_PER_ENGINE),
         *classes,
