@@ -21,7 +21,7 @@ has taken for its port before it had ended), streams that broke off beyond these
 after it had its first byte, and the longest time between the first bytes of two chats from the fault on. `lead` is what the
 gateway keeps at the engine beyond the limit that it has learned (docs/admission.md), so at most 8 + lead may be held; without
 `--tells`, while the limit is probed, which takes a fraction of a second, one more and what is kept for chats then. In the
-warm-up, and by a leader that takes over, the limit is searched, with 12 slots or 18 for a moment.
+warm-up the limit is searched, with 12 slots or 18 for a moment; a leader that takes over begins with what the one before knew.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from engine_model import Engine, Gateway, Sequence, World, told
 from maitred.admission.learned_slots import (
     NO_DEMAND,
     EngineReading,
+    LearnedLimit,
     OwnLoad,
     OwnRequests,
     PoolDemand,
@@ -76,6 +77,33 @@ def test_a_smaller_limit_without_a_word_is_followed_too() -> None:
     engine.limit = 32
     world.run(15)
     assert abs(statistics.median(gateway.slots_between(15, 25)) - 32) <= 3
+
+
+@pytest.mark.parametrize("limit", [32, 64, 128])
+def test_what_another_controller_had_learned_is_the_limit_until_looks_say_another(limit: int) -> None:
+    """Of an engine that has started anew meanwhile it is wrong, and nothing says so."""
+    controller, engine = SlotController(), Engine(limit)
+    controller.recall(LearnedLimit(64, is_trusted=True), 0)
+    assert (controller.slots, controller.limit, controller.state) == (64, 64, SlotState.TRUSTED)
+    gateway = Gateway(engine, controller=controller, clients=400)
+    World(engine, gateway).run(30)
+    assert abs(statistics.median(gateway.slots_between(20, 30)) - limit) <= max(1, 0.1 * limit)
+
+
+def test_a_limit_that_was_searched_for_anew_is_where_the_search_goes_on() -> None:
+    one, other = SlotController(), SlotController(most=20)
+    assert one.learned is None
+    for at in range(3):
+        own = OwnLoad(in_flight=30, most_in_flight=30, unanswered=6)
+        one.on_reading(EngineReading(24, 6, progress=at), own, WANTED, at * SECOND)
+    assert one.learned == LearnedLimit(24, is_trusted=True)
+    one.forget(3 * SECOND)
+    assert one.learned == LearnedLimit(24, is_trusted=False)
+    decision = other.recall(one.learned, SECOND)
+    assert decision is not None
+    assert (decision.slots, decision.reason, decision.state) == (20, SlotReason.RECALLED, SlotState.EXPLORING)
+    assert other.recall(LearnedLimit(1, is_trusted=True), SECOND) is not None
+    assert (other.slots, other.limit) == (2, 2)
 
 
 @pytest.mark.parametrize("limit", [16, 128])

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from maitred.admission.learned_slots import (
     NO_DEMAND,
     EngineReading,
+    LearnedLimit,
     OwnLoad,
     PoolDemand,
     SlotController,
@@ -55,6 +56,9 @@ def drive(controller: SlotController, inputs: list[tuple[int, EngineReading | No
         before = controller.slots
         if is_down and reading is None:
             controller.forget(now)
+        elif is_down and not demand.wanted:
+            controller.recall(LearnedLimit(max(1, own.in_flight), is_trusted=own.failed % 2 == 0), now)
+            before = max(2, own.in_flight)
         elif reading is None:
             controller.on_tick(own, demand, now)
         else:

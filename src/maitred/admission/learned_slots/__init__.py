@@ -25,6 +25,7 @@ from maitred.admission.learned_slots.own_requests import OwnRequest, OwnRequests
 from maitred.admission.learned_slots.signals import (
     NO_DEMAND,
     EngineReading,
+    LearnedLimit,
     OwnLoad,
     PoolDemand,
     SlotDecision,
@@ -40,6 +41,7 @@ __all__ = [
     "START_SLOTS",
     "TICK_INTERVAL",
     "EngineReading",
+    "LearnedLimit",
     "OwnLoad",
     "OwnRequest",
     "OwnRequests",

@@ -7,6 +7,7 @@ say what that number is, and it is not a constant: whichever binds first of sequ
     on_reading(reading, own, demand)   each look at the metrics of the engine
     on_tick(own, demand)               ten times per second while requests are in flight
     forget()                           the backend was down
+    recall(learned)                    another process has learned this
 
 The parts, each with its own theory: `limit_search` finds the limit; `kv_limit` bounds it by memory; `shared_engine` takes
 over while others use the engine; `without_metrics` makes looks of the requests' own streams while there are no metrics. What
@@ -28,6 +29,7 @@ from maitred.admission.learned_slots.limit_search import LimitSearch, lead_of
 from maitred.admission.learned_slots.shared_engine import SharedEngine
 from maitred.admission.learned_slots.signals import (
     EngineReading,
+    LearnedLimit,
     OwnLoad,
     PoolDemand,
     SlotDecision,
@@ -119,6 +121,12 @@ class SlotController:
     def limit(self) -> int | None:
         """The limit of the engine that is believed, or None while it is searched for or shared."""
         return self._search.limit
+
+    @property
+    def learned(self) -> LearnedLimit | None:
+        """What another process may begin with (`recall`), or None while nothing is known."""
+        limit = self._search.last_limit
+        return None if limit is None else LearnedLimit(limit, self._search.limit is not None)
 
     @property
     def lead(self) -> Lead:
@@ -255,6 +263,16 @@ class SlotController:
         self._reading = self._reading_at = None
         self._contradictions = 0
         self._forget()
+
+    def recall(self, learned: LearnedLimit, now: Micros) -> SlotDecision | None:
+        """Begin with what another controller of this engine had learned, and go on from there as after any change. Return the
+        change of slots, or None."""
+        if self._log is not None:
+            return self._apply(inputs.Recall(now, self._backend, learned))
+        before, limit = self.slots, max(self.least, min(learned.limit, self.most))
+        self._forget()
+        self._search.recall(LearnedLimit(limit, learned.is_trusted), now)
+        return self._bounded(before, self._search.reason, PoolDemand(wanted=True), now)
 
     def check(self) -> None:
         """Raise InvariantError if the slots, or those of them that are kept for urgent requests, are out of their bounds."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
-from maitred.admission.learned_slots.signals import EngineReading, OwnLoad, PoolDemand, SlotDecision
+from maitred.admission.learned_slots.signals import EngineReading, LearnedLimit, OwnLoad, PoolDemand, SlotDecision
 from maitred.core.decisions import Input
 
 if TYPE_CHECKING:
@@ -70,7 +70,16 @@ class Forget(SlotsInput, frozen=True):
         return ()
 
 
-SlotsInputs: TypeAlias = Open | Reading | Tick | Forget
+class Recall(SlotsInput, frozen=True):
+    """Another process had learned this."""
+
+    learned: LearnedLimit
+
+    def apply_to(self, core: SlotController) -> Sequence[SlotChange]:
+        return _told(self.backend, core.recall(self.learned, self.at))
+
+
+SlotsInputs: TypeAlias = Open | Reading | Tick | Forget | Recall
 
 
 def _told(backend: int, decision: SlotDecision | None) -> Sequence[SlotChange]:

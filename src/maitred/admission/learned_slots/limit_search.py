@@ -26,7 +26,7 @@ from collections import deque
 from math import ceil
 from typing import Final
 
-from maitred.admission.learned_slots.signals import OwnLoad, PoolDemand, SlotReason
+from maitred.admission.learned_slots.signals import LearnedLimit, OwnLoad, PoolDemand, SlotReason
 from maitred.core.units import MILLISECOND, SECOND, Micros
 
 _FIRST_TRUST: Final = 4 * SECOND
@@ -64,6 +64,8 @@ class LimitSearch:
         self.slots = slots
         self.limit: int | None = None
         """The limit that is trusted, or None."""
+        self.last_limit: int | None = None
+        """The one that was trusted last, also while it is searched for anew."""
         self.largest_limit = 0
         self.is_probing = False
         self.urgent_lead = 0
@@ -98,6 +100,16 @@ class LimitSearch:
         self._recent.clear()
         self._previous, self._raises, self._short_looks = None, 0, 0
         self.distrust()
+
+    def recall(self, learned: LearnedLimit, now: Micros) -> None:
+        """Begin with what another search of this engine has found, in place of all that is known here."""
+        self.forget()
+        limit, self._ever_confirmed = learned.limit, True
+        self.last_limit, self.largest_limit = limit, max(limit, self.largest_limit)
+        if learned.is_trusted:
+            self.limit = self._confirmed = limit
+            self._confirmed_at, self._confirmed_at_full_memory = now, False
+        self._set(limit, SlotReason.RECALLED)
 
     def forget_limit(self) -> None:
         """Forget the limit, because others share it."""
@@ -174,7 +186,7 @@ class LimitSearch:
             self._extend_trust(own, now)
         else:
             self.distrust()
-        self.limit = self._confirmed = limit
+        self.limit = self.last_limit = self._confirmed = limit
         self.largest_limit = max(limit, self.largest_limit)
         self._confirmed_at, self._confirmed_at_full_memory = now, kv_usage > 0.85
         self._raises, self._ever_confirmed, self.is_probing = 0, True, False
@@ -183,7 +195,7 @@ class LimitSearch:
     def _look_without_queue(self, running: int, own: OwnLoad, demand: PoolDemand, *, period: Micros, now: Micros) -> None:
         lead = self._lead(own)
         if self.limit is not None and running > self.limit:
-            self.limit = running
+            self.limit = self.last_limit = running
             self._set(max(self.slots, running + lead), SlotReason.MORE_RUNNING)
         if self.is_probing and running <= self._probed_limit:
             self._watch_probe(own, lead, demand, now)

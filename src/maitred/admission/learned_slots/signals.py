@@ -6,6 +6,7 @@ All of it is plain data, so that a log of it can be run again.
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated
 
 import msgspec
 
@@ -109,6 +110,8 @@ class SlotReason(StrEnum):
     """All slots are used, requests wait in front, and none waits in the engine."""
     PROBE = "probe"
     PROBE_ENDED = "probe_ended"
+    RECALLED = "recalled"
+    """The scheduler that led before had learned it."""
     KV_MEMORY = "kv_memory"
     """More requests than these would not fit into the KV memory in the long run."""
     SHARED = "shared"
@@ -116,6 +119,15 @@ class SlotReason(StrEnum):
     """Streams that had begun fell silent: the engine has evicted them."""
     GUESSED = "guessed"
     """Nothing can be seen of the engine."""
+
+
+class LearnedLimit(msgspec.Struct, frozen=True, array_like=True):
+    """What has been learned of one engine, for another process."""
+
+    limit: Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
+    """The limit that was believed last. What a probe lends is not in it."""
+    is_trusted: bool
+    """Whether it is believed still, and not searched for anew."""
 
 
 class SlotDecision(msgspec.Struct, frozen=True):

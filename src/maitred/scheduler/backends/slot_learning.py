@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from maitred.admission import AdmissionConfig
@@ -29,6 +29,7 @@ from maitred.admission.learned_slots import (
     MOST_LEARNED,
     START_SLOTS,
     EngineReading,
+    LearnedLimit,
     OwnLoad,
     PoolDemand,
     SlotController,
@@ -135,6 +136,19 @@ class SlotLearning:
             is_only_way = len(pools) == len(fleet.pools.backends(pool)) == 1
             keeps_lead = demand.keeps_lead and is_only_way
         return PoolDemand(wanted, held, keeps_lead)
+
+    def learned(self) -> dict[str, LearnedLimit]:
+        """Return what is known of the limits of backends, by their URLs. O(backends)."""
+        known = ((backend.url, backend.learned_slots) for backend in self._fleet.backends)
+        return {url: learned for url, slots in known if slots is not None and (learned := slots.learned) is not None}
+
+    def recall(self, limits: Mapping[str, LearnedLimit]) -> None:
+        """Begin with what another process had learned of backends. One that is not known here, or whose slots are not learned,
+        is left out."""
+        for backend in self._fleet.backends:
+            learned, controller = limits.get(backend.url), backend.learned_slots
+            if learned is not None and controller is not None:
+                self.settle(backend, controller, controller.recall(learned, self._admission.clock.now()))
 
     def settle(self, backend: Backend, controller: SlotController, decision: SlotDecision | None) -> None:
         """Put what was decided at a look in force, and share the slots among pools."""

@@ -53,6 +53,7 @@ from maitred.scheduler.link.messages import (
     Fleet,
     Grant,
     Hello,
+    KeptLimits,
     Mark,
     Memory,
     Note,
@@ -106,6 +107,8 @@ class GatewayEnd:
         self.backends: Sequence[str] = ()
         """The URLs of the backends by number: those of the configuration, which the first scheduler must have in the same
         order, and then what it has told; empty: the scheduler is not asked."""
+        self.limits: KeptLimits | None = None
+        """What a scheduler has told last of what it has learned, for the one that leads next."""
         self.lease_until: Micros | None = None
         """Until when requests may be started, µs, or None if no scheduler has welcomed this gateway yet."""
         self._secret, self._limits = secret, limits
@@ -398,7 +401,7 @@ class GatewayEnd:
         requests = [request.introduce(now) for request in self._requests.values()]
         for part in hello_parts(requests, self._memories.introduce(now)):
             channel.say(part)
-        channel.say(Hello(self.name, self.boot, self.epoch, [], [], [*self.backends]))
+        channel.say(Hello(self.name, self.boot, self.epoch, [], [], [*self.backends], self.limits))
 
     def _beat(self, now: Micros) -> None:
         self._last_beat += 1

@@ -18,13 +18,14 @@ from typing import Annotated, Final, TypeAlias
 import msgspec
 
 from maitred.admission import Refusal, ReleaseReason
+from maitred.admission.learned_slots import LearnedLimit
 from maitred.admission.terms.limits import LimitStatus
 from maitred.programs import Usage
 from maitred.scheduler.link.failure_kinds import FailureKind, OutcomeKind
 from maitred.scheduler.link.fields import Age, ClassNumber, Count, Number, Real
 from maitred.scheduler.link.prompt_hashes import PackedHashes
 
-VERSION: Final = 10
+VERSION: Final = 11
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
@@ -155,6 +156,17 @@ class LiveRequest(Message, frozen=True):
     """Since it has its slot."""
 
 
+class KeptLimits(Message, frozen=True):
+    """What a scheduler has learned of its backends, as its gateways keep it for the one that leads next."""
+
+    epoch: Count
+    """Of the scheduler that has told it."""
+    number: Count
+    """How often that has told something before."""
+    limits: dict[str, LearnedLimit]
+    """By the URLs of the backends."""
+
+
 class Hello(Message, frozen=True, tag=10):
     """A gateway begins, or begins again: all its requests that hold or wait. What it does not name has ended."""
 
@@ -168,6 +180,8 @@ class Hello(Message, frozen=True, tag=10):
     """The memories of all requests of agent programs."""
     backends: list[str] = []
     """The URLs of its backends by number, as its configuration has them, or as a scheduler has told it last."""
+    limits: KeptLimits | None = None
+    """What a scheduler has told it last of learned limits."""
 
 
 class HelloPart(Message, frozen=True, tag=33):

@@ -89,8 +89,8 @@ class SchedulerEnd:
         self._leads_until: Micros = 0
         self._pool_of, self._load_probe = pool_of, load_probe
         self._notes = notes if notes is not None and notes.takes_notes else None
-        self.on_welcome: Callable[[GatewayId], object] | None = None
-        """Called with each gateway that has been welcomed."""
+        self.on_welcome: Callable[[GatewayId, Hello], object] | None = None
+        """Called with each gateway that has been welcomed, and its hello, before anything is granted by that."""
         self.on_note: Callable[[GatewayId, Note], object] | None = None
         """Called with the notes of gateways."""
         self.connections = Connections()
@@ -361,7 +361,7 @@ class SchedulerEnd:
         is_learning, keeps_notes = self.learning is not None, self._notes is not None
         self._say(gateway, Welcome(epoch, self._lease, is_learning, self.door.is_sole, keeps_notes))
         if self.on_welcome is not None:
-            self.on_welcome(gateway.id)
+            self.on_welcome(gateway.id, hello)
         self.programs.reconcile(gateway, hello.memories, now)
         self.settling.note_holders(self.requests.reconcile(gateway, hello.requests, now))
         self.settling.free(self.unaccounted.settle(), now)

@@ -8,6 +8,7 @@ At the scheduler's end the parts of `Scheduler` decide as for one gateway, and e
     leadership.py         whether it leads, as an election has it
     fleet_news.py         what gateways are told of the backends
     kept_usage.py         counts of limits, which gateways keep for the next leader
+    kept_limits.py        learned limits of engines, likewise
     orphan_watch.py       what becomes of slots whose gateways are gone
     hosted_admission.py   the driver of admission: decisions become messages
     fleet_placer.py       where a request goes, and what the fleet is told of it

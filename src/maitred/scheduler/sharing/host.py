@@ -27,13 +27,14 @@ from maitred.scheduler.backends.fleet_watch import FleetWatch
 from maitred.scheduler.drivers.deadline_timer import DeadlineTimer
 from maitred.scheduler.drivers.programs import RealTimePrograms
 from maitred.scheduler.link.gateway_books import BookedRequest, ConnectionId, GatewayId
-from maitred.scheduler.link.messages import Note
+from maitred.scheduler.link.messages import Hello, Note
 from maitred.scheduler.link.scheduler_end import GATEWAY_LEASE, SchedulerEnd
 from maitred.scheduler.sharing.fleet_news import FleetNews
 from maitred.scheduler.sharing.fleet_placer import FleetPlacer
 from maitred.scheduler.sharing.host_connections import CutLog, HostConnection, log_loss, log_welcome
 from maitred.scheduler.sharing.hosted_admission import HostedAdmission
 from maitred.scheduler.sharing.hosted_programs import HostedPrograms
+from maitred.scheduler.sharing.kept_limits import LimitNews
 from maitred.scheduler.sharing.kept_usage import USAGE, UsageNews
 from maitred.scheduler.sharing.leadership import Leadership
 from maitred.scheduler.sharing.orphan_watch import OrphanWatch
@@ -55,13 +56,15 @@ class SchedulerHost:
         fleet: FleetView,
         watch: FleetWatch,
         make_placer: Callable[[SchedulerHost, asyncio.Task[None]], FleetPlacer],
+        limits: LimitNews,
         random: Random,
         programs: RealTimePrograms | None = None,
         lease: Micros = GATEWAY_LEASE,
         notes: DecisionLog | None = None,
         objectives: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        """`make_placer` is given this host, and a task that lasts as long as it. `random` draws what no other process may draw.
+        """`make_placer` is given this host, and a task that lasts as long as it. `limits` tells gateways what is learned of
+        backends. `random` draws what no other process may draw.
         `programs` decides about agent programs, if there are any. `lease`: how long a gateway may start requests after a beat,
         µs. `notes` is told which class each request has asked for, if there is a log. `objectives` are always those that are
         known. Made inside the loop that it runs in."""
@@ -89,6 +92,7 @@ class SchedulerHost:
         self.news = FleetNews(fleet, objectives, self.flush_soon)
         """What gateways are told of the backends."""
         self._usage = UsageNews(admission.core, self._clock, random)
+        self._limits = limits
         placer = make_placer(self, self._watching)
         self.end = SchedulerEnd(
             secret,
@@ -124,6 +128,7 @@ class SchedulerHost:
     async def close(self) -> None:
         """Lead no more, cut all connections, and listen no more."""
         self._usage.tell(self.end, self._clock.now(), at_once=True)
+        self._limits.tell(self.end, self._clock.now(), at_once=True)
         self._flush()  # The next leader hears of it from the gateways.
         await self.leadership.close()
         self._flush()  # Gateways are told, and look for the next leader.
@@ -209,6 +214,7 @@ class SchedulerHost:
         self.leadership.note_mode(now)
         self.news.tell(self.end, now)
         self._usage.tell(self.end, now)
+        self._limits.tell(self.end, now)
         for number in self.end.connections.take_speaking():
             if (connection := self._connections.get(number)) is not None:
                 if left := connection.writer.take_left():
@@ -234,6 +240,7 @@ class SchedulerHost:
 
     def _on_term(self) -> None:
         self._usage.begin_term()
+        self._limits.begin_term()
         if self.on_term is not None:
             self.on_term()
         self._orphans.look()
@@ -251,8 +258,9 @@ class SchedulerHost:
         elif self.on_note is not None:
             self.on_note(gateway, note)
 
-    def _on_welcome(self, gateway: GatewayId) -> None:
+    def _on_welcome(self, gateway: GatewayId, hello: Hello) -> None:
         self.news.note()
+        self._limits.welcome(self.end, gateway, hello.limits)
         now = self._clock.now()
         self.news.tell(self.end, now)
         self.news.tell_all(self.end, gateway, now)

@@ -12,6 +12,7 @@ from maitred.scheduler.scheduler import LocalScheduler
 from maitred.scheduler.sharing.fleet_placer import FleetPlacer
 from maitred.scheduler.sharing.host import SchedulerHost
 from maitred.scheduler.sharing.hosted_admission import HostedAdmission
+from maitred.scheduler.sharing.kept_limits import LimitNews
 
 
 class HostedScheduler(LocalScheduler):
@@ -33,6 +34,7 @@ class HostedScheduler(LocalScheduler):
             fleet=self.fleet,
             watch=self.watch,
             make_placer=make_placer,
+            limits=LimitNews(self._slot_learning),
             random=self._random,
             programs=self.programs,
             lease=lease,

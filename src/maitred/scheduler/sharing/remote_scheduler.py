@@ -21,12 +21,12 @@ from maitred.scheduler.config import FleetConfig
 from maitred.scheduler.drivers.programs import RealTimePrograms
 from maitred.scheduler.link import linked_admission
 from maitred.scheduler.link.events import Abandoned, FleetTold, Granted, LinkEvent, Preempted, Queued, Rejected
-from maitred.scheduler.link.messages import Memory, Note, Progress
+from maitred.scheduler.link.messages import KeptLimits, Memory, Note, Progress
 from maitred.scheduler.link.placer import NoPlace
 from maitred.scheduler.placements import Placement
 from maitred.scheduler.requests import ScheduledRequest
 from maitred.scheduler.scheduler import Scheduler, SchedulerParts
-from maitred.scheduler.sharing import kept_usage, shares
+from maitred.scheduler.sharing import kept_limits, kept_usage, shares
 from maitred.scheduler.sharing.dialer import Dialer
 from maitred.scheduler.sharing.fleet_mirror import FleetMirror, ReportedEjection
 from maitred.scheduler.sharing.link_client import LinkClient
@@ -173,6 +173,8 @@ class RemoteScheduler(Scheduler):
             self._objectives.update(told)
         elif note.kind == kept_usage.USAGE:
             self._take_usage(note.payload)
+        elif note.kind == kept_limits.LIMITS:
+            self.link.end.limits = msgspec.msgpack.decode(note.payload, type=KeptLimits)
         elif self.on_note is not None:
             self.on_note(note)
 
