@@ -12,7 +12,8 @@ Each is simulated as it was measured: as many users, who each send the next requ
 requests of each, prompts and answers uniformly between 0.8 and 1 times the stated length (`--random-range-ratio 0.8`, as
 InferenceX measures; the others as stated), steps of at most 8,192 tokens. Step times are, one after the other, those of
 `aiconfigurator`, of `roofline`, and of BLIS's `trained-physics`; beside them stands what AIConfigurator itself predicts
-(`run_agg`, with the prompt as the tokens of a mixed step). Nothing is fitted to these pairs.
+(`run_agg`, with the prompt as the tokens of a mixed step). The overheads of `aiconfigurator` are fitted to the pairs of half of
+the deployments (`is_fitted`), which --overheads does, and `bare` is without them. Nothing else is fitted to these pairs.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from random import Random
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 from msgspec.structs import replace
@@ -38,6 +40,7 @@ from maitred.core.errors import ConfigError
 from maitred.instance.catalogue import find_hardware, find_model
 from maitred.instance.catalogue.measured import find_silicon_name
 from maitred.instance.catalogue.silicon import SiliconQuery, silicon_blocks, silicon_model_files, silicon_table
+from maitred.instance.catalogue.silicon_accuracy import with_overheads
 from maitred.instance.catalogue.specs import read_model_config
 from maitred.instance.latency import (
     AIConfiguratorLatency,
@@ -55,8 +58,13 @@ STEP_TOKENS = 8192
 BLOCK = 16
 PLENTY = 10_000_000
 """KV blocks where the memory model of the package says that the model does not fit, though it was measured."""
-PREDICTORS = ("aiconfigurator", "predicted", "roofline", "trained-physics")
-HEADINGS = ("maitred, measured kernels", "AIConfigurator itself", "maitred, roofline", "BLIS's trained-physics")
+PREDICTORS = ("aiconfigurator", "bare", "predicted", "roofline", "trained-physics")
+HEADINGS = (
+    *("maitred, measured kernels", "the same without overheads", "AIConfigurator itself", "maitred, roofline"),
+    "BLIS's trained-physics",
+)
+LEAST_TOLD = 5
+"""Pairs of a system that have an error of their own."""
 WEIGHTS = {"nvfp4": 0.5625, "int4_wo": 0.5, "fp8": 1.0, "fp8_block": 1.0, "": 0.0}
 """Bytes of a parameter."""
 
@@ -194,9 +202,14 @@ def attempt(question: Callable[[], tuple[float, float]]) -> tuple[float, float] 
         return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
 
 
+def kernels(row: Row) -> AIConfiguratorLatency:
+    return AIConfiguratorLatency(table=silicon_table(row.query))
+
+
 def answers(row: Row, names: Iterable[str], rounds: int) -> dict[str, Any]:
     of: dict[str, Callable[[], tuple[float, float]]] = {
-        "aiconfigurator": lambda: simulated(row, AIConfiguratorLatency(table=silicon_table(row.query)), rounds),
+        "aiconfigurator": lambda: simulated(row, with_overheads(kernels(row), row.query.engine, row.query.system), rounds),
+        "bare": lambda: simulated(row, kernels(row), rounds),
         "predicted": lambda: predicted(row),
         "roofline": lambda: simulated(row, RooflineLatency(deployment(row.query)), rounds),
         "trained-physics": lambda: simulated(row, TrainedPhysicsLatency(deployment=deployment(row.query)), rounds),
@@ -234,28 +247,45 @@ def errors(rows: list[Row], found: dict[str, dict[str, Any]], names: list[str], 
     return lists
 
 
+def is_fitted(query: SiliconQuery) -> bool:
+    """Whether overheads are fitted to the pairs of this deployment; on the others their errors are told."""
+    return crc32(json.dumps([query.model, query.system, query.engine, query.arguments()]).encode()) % 2 == 0
+
+
 def print_overheads(rows: list[Row], out: Path) -> None:
-    """Fit an overhead of each request and of each step for every engine on half of the pairs, and print the errors of the other
-    half without it and with it. The loop is not simulated again: TTFT grows by the one, TPOT by the other."""
-    found = {said["id"]: said["answers"].get("aiconfigurator") for said in read_answers(out)}
-    pairs = [(row, found[row.id]) for row in sorted(rows, key=lambda row: row.id) if isinstance(found.get(row.id), list)]
-    Random(1).shuffle(pairs)
-    columns = ("engine", "fitted, told", "ms of a request", "TTFT without, with", "ms of a step", "TPOT without, with")
-    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
+    """Print the overheads of each engine with which the median errors of the pairs that are fitted are the smallest, without
+    another simulation, and the errors of the others: without overheads -> with those that are shipped."""
+    found = answers_of(out)
+    print("| engine | system | fitted, told | ms of a step | ms of a request | TTFT | TPOT |\n|---|---|---|---|---|---|---|")
     for engine in ("vllm", "sglang", "trtllm"):
-        halves = [[pair for pair in half if pair[0].query.engine == engine] for half in (pairs[::2], pairs[1::2])]
-        cells = [f"{len(halves[0])}, {len(halves[1])}"]
-        for metric, most in enumerate((300, 10)):
-            fitted, told = [
-                (
-                    np.array([said[metric] for _, said in half]),
-                    np.array([(row.ttft_ms, row.tpot_ms)[metric] for row, _ in half]),
-                )
-                for half in halves
+        of_engine = [row for row in rows if row.query.engine == engine]
+        halves = [[row for row in of_engine if is_fitted(row.query) is fitted] for fitted in (True, False)]
+        for system in ("all", *sorted({row.query.system for row in of_engine})):
+            fitted, told = [[row for row in half if system in ("all", row.query.system)] for half in halves]
+            step, request = _best_shift(fitted, found, 1, 10), _best_shift(fitted, found, 0, 400)
+            lists = [errors(told, found, ["aiconfigurator", "bare"], metric) for metric in (0, 1)]
+            count = len(lists[0]["bare"])
+            cells = [
+                " -> ".join(f"{np.median(np.abs(each[name])):.0%}" for name in ("bare", "aiconfigurator")) for each in lists
             ]
-            best = min(np.linspace(0, most, 301), key=lambda ms: float(np.median(np.abs((fitted[0] + ms) / fitted[1] - 1))))
-            cells += [f"{best:.1f}", ", ".join(f"{np.median(np.abs((told[0] + ms) / told[1] - 1)):.0%}" for ms in (0.0, best))]
-        print(f"| {engine} | {' | '.join(cells)} |")
+            of = (
+                f"{engine} | {system} | {len(errors(fitted, found, ['bare'], 0)['bare'])}, {count} | {step:.2f} | {request:.0f}"
+            )
+            if count >= LEAST_TOLD:
+                print(f"| {of} | {cells[0]} | {cells[1]} |")
+
+
+def _best_shift(rows: list[Row], found: dict[str, dict[str, Any]], metric: int, most: float) -> float:
+    pairs = [(row, found[row.id]["bare"][metric]) for row in rows if isinstance(found.get(row.id, {}).get("bare"), list)]
+    said, measured = np.array([each for _, each in pairs]), np.array([(row.ttft_ms, row.tpot_ms)[metric] for row, _ in pairs])
+    return min(np.linspace(0, most, 401), key=lambda ms: float(np.median(np.abs((said + ms) / measured - 1))))
+
+
+def answers_of(out: Path) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for said in read_answers(out):
+        found.setdefault(said["id"], {}).update(said["answers"])
+    return found
 
 
 GROUPS: dict[str, Callable[[Row], str]] = {
@@ -269,9 +299,7 @@ GROUPS: dict[str, Callable[[Row], str]] = {
 
 def print_tables(rows: list[Row], out: Path, names: list[str]) -> None:
     """Print a table of each metric, over the pairs that all of `names` answer, and how many others leave out."""
-    found: dict[str, dict[str, Any]] = {}
-    for said in read_answers(out):
-        found.setdefault(said["id"], {}).update(said["answers"])
+    found = answers_of(out)
     headings = [HEADINGS[PREDICTORS.index(name)] for name in names]
     for metric, title in enumerate(("TTFT", "TPOT")):
         print(f"| {title} | pairs | {' | '.join(headings)} |\n|---|---|{'---|' * len(names)}")
@@ -302,7 +330,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10, help="requests of each user")
     parser.add_argument("--of", nargs="+", choices=PREDICTORS, default=list(PREDICTORS))
     parser.add_argument("--table", action="store_true", help="compute nothing")
-    parser.add_argument("--overheads", action="store_true", help="compute nothing, and fit overheads on half of what is there")
+    parser.add_argument("--overheads", action="store_true", help="compute nothing; fit overheads on half of it")
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)
     files = silicon_model_files()

@@ -53,6 +53,25 @@ def test_the_slowest_rank_counts() -> None:
     assert step_us(prompts((600, 0), (200, 0)), ranks=2) == step_us(prompts((600, 0)))
 
 
+def test_overheads_are_added_to_steps_and_to_the_way_in() -> None:
+    """Once for a step, whatever the ranks; scaled with it. α delays no step."""
+    batches = [prompts((500, 0), decodes=10, context=1000), BatchShape(5, 5 * 990)]
+    for ranks in (1, 2):
+        table = SiliconTable(shared=SHARED, prompts=PROMPTS, decode=DECODE, beside=BESIDE, ranks=ranks)
+        bare = AIConfiguratorLatency(table=table).compiled(2.0)
+        with_both = AIConfiguratorLatency(table=table, step_overhead=1500, alpha=(60_000, 0, 0)).compiled(2.0)
+        for batch in batches:
+            assert with_both.step_time(batch) == bare.step_time(batch) + 3000
+            assert bare.overheads.queueing_delay(100) == 0
+            assert with_both.overheads.queueing_delay(100) == 60_000
+
+
+@pytest.mark.parametrize("wrong", ["step_overhead=-1", "alpha=[-1, 0, 0]", "step_overhead=1e12"])
+def test_an_overhead_that_cannot_be(wrong: str) -> None:
+    with pytest.raises(ConfigError, match=wrong.partition("=")[0]):
+        parse_latency(f"aiconfigurator({wrong})")
+
+
 def test_it_needs_a_model() -> None:
     with pytest.raises(ConfigError, match="aiconfigurator needs a model"):
         AIConfiguratorLatency().compiled()

@@ -17,12 +17,21 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from maitred import __version__
 from maitred.admission import AdmissionConfig
 from maitred.core.units import Micros
 from maitred.instance import InstanceConfig
-from maitred.instance.catalogue import SILICON_HINT, deviation_of, installed_version
+from maitred.instance.catalogue import (
+    SILICON_HINT,
+    beyond_kernels,
+    described_overheads,
+    deviation_of,
+    installed_version,
+    nearest_error,
+)
 from maitred.instance.latency import AIConfiguratorLatency, LatencyConfig, LinearLatency, RooflineLatency, TrainedPhysicsLatency
 from maitred.programs import ProgramsConfig
 from maitred.routing import RoutingConfig
@@ -80,6 +89,13 @@ class RunSetup(msgspec.Struct, frozen=True, kw_only=True):
             f"maitred {__version__}",
         )
         return "; ".join(filter(None, parts))
+
+    def beyond_kernels(self, prompts: NDArray[np.int64], outputs: NDArray[np.int64]) -> str:
+        """Return what of these requests (tokens of each) is outside the measurements of its kernels, in words, or nothing."""
+        latency = section_of(self, InstanceConfig).latency
+        if self.measured or not isinstance(latency, AIConfiguratorLatency):
+            return ""
+        return beyond_kernels(int(prompts.max()), int((prompts + outputs).max()))
 
 
 def derived_keys(stated: InstanceConfig, resolved: InstanceConfig) -> tuple[str, ...]:
@@ -147,7 +163,7 @@ def _described(name: str, latency: LatencyConfig) -> str:
         step, prefill, decode = latency.beta
         return f"a step takes {step:,g} µs + {prefill:,g} per prefill token + {decode:,g} per decode"
     if isinstance(latency, AIConfiguratorLatency) and latency.table is not None:
-        return f"measured kernels ({latency.table.source})"
+        return f"measured kernels ({latency.table.source}) {described_overheads(latency)}".rstrip()
     file = getattr(latency, "file", "")
     return f"{name} latency model" + (f" of {file}" if file else "")
 
@@ -157,6 +173,8 @@ def _latency_error(instance: InstanceConfig, published: float, of: str) -> str:
         return f"error {instance.latency_error:.1%}, of the published {published:.1%}"
     if instance.latency_error is not None:
         return f"error {instance.latency_error:.1%} as configured"
+    if isinstance(instance.latency, AIConfiguratorLatency) and instance.latency.table is not None:
+        return nearest_error(instance.latency)
     return f"published error {published:.1%} of E2E" if published else f"no error published{of}" if of else "error unknown"
 
 

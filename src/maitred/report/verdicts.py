@@ -21,6 +21,7 @@ A verdict says what is wrong, by a rule that looks at the figures of this run al
     requests refused       Any were, with the limit that refused them.
     too few for a p99      Fewer than 299 completed. From 299 on the largest one is beyond the true p99 with a probability of
                            95 % (1 - 0.99^299), so below that nothing can be said of it, however often the run is repeated.
+    outside the kernels    A prompt was longer, or a decode went over more tokens, than those whose attention was measured.
 
 Waits, batches and blocks are those of the samples. Example: 60 requests/s arrive at instances that complete 41/s. The waiting
 requests grow by 19 per second. After a minute these are 1,140 of 3,600 arrivals, of which chance could make 3 √3,600 = 180: the
@@ -94,6 +95,7 @@ class VerdictKind(StrEnum):
     STARVES = "starvation"
     REFUSED = "requests refused"
     FEW = "too few requests for a p99"
+    UNMEASURED = "outside the measured kernels"
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -167,6 +169,8 @@ def find_verdicts(results: Results, summary: Summary, setup: RunSetup) -> Iterat
     yield from _starves(summary)
     yield from _refused(results, summary.total, setup)
     yield from _too_few(summary)
+    if len(results) and (beyond := setup.beyond_kernels(results.prompt_tokens, results.output_tokens)):
+        yield Verdict(VerdictKind.UNMEASURED, f"Outside the measured kernels: {beyond}. Their steps are extrapolated.")
 
 
 class QueueGrowth(msgspec.Struct, frozen=True):

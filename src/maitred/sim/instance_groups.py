@@ -20,7 +20,8 @@ from msgspec.structs import replace
 
 from maitred.core.errors import ConfigError, nearest_name_hint
 from maitred.instance import InstanceConfig
-from maitred.instance.catalogue import hardware_name, hardware_names, resolve_instance
+from maitred.instance.catalogue import hardware_name, hardware_names, resolve_instance, without_request_overhead
+from maitred.instance.latency import AIConfiguratorLatency
 from maitred.instance.throughput_limit import RequestMix, find_throughput_limit
 from maitred.routing import RoutingConfig
 from maitred.sim.config import ClusterConfig
@@ -39,13 +40,25 @@ def resolve_fleet(cluster: ClusterConfig, instance: InstanceConfig) -> tuple[Clu
         _check_prices(cluster, [instance])
         return _with_slow_ones(cluster, resolve_instance(instance))
     found = [_resolved(group, instance, place) for place, group in enumerate(cluster.groups)]
-    if len({config.latency_model().overheads for config in found}) > 1:
+    found = found if _have_like_overheads(found) else [_without_fitted_alpha(config) for config in found]
+    if not _have_like_overheads(found):
         what = "the overheads of a request (alpha) differ"
         raise ConfigError(what, where="cluster.groups", hint="give all groups the same latency model")
     _check_prices(cluster, found)
     longest = min(config.model_len for config in found)
     groups = [group.stating(config) for group, config in zip(cluster.groups, found, strict=True)]
     return _with_slow_ones(replace(cluster, groups=groups), replace(found[0], max_model_len=longest))
+
+
+def _have_like_overheads(configs: Sequence[InstanceConfig]) -> bool:
+    return len({config.latency_model().overheads for config in configs}) == 1
+
+
+def _without_fitted_alpha(config: InstanceConfig) -> InstanceConfig:
+    """Return `config` without the overhead of a request that comes with measured kernels, where other instances of the fleet
+    have another one or none. The line of the run says so."""
+    latency = config.latency
+    return replace(config, latency=without_request_overhead(latency)) if isinstance(latency, AIConfiguratorLatency) else config
 
 
 def _with_slow_ones(cluster: ClusterConfig, instance: InstanceConfig) -> tuple[ClusterConfig, InstanceConfig]:

@@ -25,6 +25,7 @@ from maitred.instance.catalogue.silicon import (
     silicon_model_files,
     silicon_table,
 )
+from maitred.instance.catalogue.silicon_accuracy import with_overheads
 from maitred.instance.catalogue.specs import config_path, read_json
 from maitred.instance.latency import AIConfiguratorLatency, Deployment
 
@@ -48,7 +49,8 @@ def measured_latency(
         return None
     try:
         query = _query(config, latency, deployment)
-        return replace(latency, engine=query.engine, deployment=deployment, table=silicon_table(query))
+        measured = replace(latency, engine=query.engine, deployment=deployment, table=silicon_table(query))
+        return with_overheads(measured, query.engine, query.system)
     except IncompletePackageError:
         raise
     except ConfigError:

@@ -93,12 +93,15 @@ def _later(batch: BatchShape, steps: int) -> BatchShape:
     return replace(batch, context_tokens=batch.context_tokens + batch.num_decodes * steps) if steps else batch
 
 
-_HOUR = 3600 * SECOND
+HOUR = 3600 * SECOND
 
 
 def _check_times(name: str, numbers: tuple[float, float, float]) -> None:
-    if not all(isfinite(x) and 0 <= x <= _HOUR for x in numbers):
-        raise ValueError(f"{name} must be three numbers from 0 to {_HOUR:g} (µs: an hour), not {numbers}")
+    if not all(isfinite(x) and 0 <= x <= HOUR for x in numbers):
+        raise ValueError(f"{name} must be three numbers from 0 to {HOUR:g} (µs: an hour), not {numbers}")
+
+
+NO_ALPHA = (0.0, 0.0, 0.0)
 
 
 def check_alpha(alpha: tuple[float, float, float]) -> None:
@@ -133,8 +136,8 @@ class LinearLatency(LatencyConfig, frozen=True, tag="linear"):
     def compiled(self, scale: float = 1.0) -> LatencyModel:
         """Return the model, in which each step takes `scale` times as long. Raises ConfigError for steps above an hour."""
         b0, b1, b2 = (b * scale for b in self.beta)
-        if max(b0, b1, b2) > _HOUR:
-            raise ConfigError(f"latency_scale {scale:g} makes of beta {self.beta} more than {_HOUR:g} µs, an hour")
+        if max(b0, b1, b2) > HOUR:
+            raise ConfigError(f"latency_scale {scale:g} makes of beta {self.beta} more than {HOUR:g} µs, an hour")
         return LinearSteps(b0, b1, b2, self.overheads)
 
 

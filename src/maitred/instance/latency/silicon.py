@@ -16,6 +16,9 @@ Ranks of data parallelism share the sequences evenly, and each chunk goes to the
 counts. Stages of a pipeline work on different batches at the same time, so an instance with PP stages behaves as PP ranks do:
 in the time in which one batch passes all stages, each of PP batches does.
 
+Kernels are not all that an engine spends. `step_overhead` is added to every step, however many ranks there are, and `alpha` is
+what a request pays around the engine, as in `linear`; the catalogue fills in what was fitted for the engine.
+
 Example, on one GPU: `shared` has the points (0, 5000) and (1000, 20000), `prompts` says 900 µs for one chunk of 500 tokens
 after none, and `beside` says 250 µs for 10 sequences of 1,000 tokens. A step with all of them takes 5,000 + 510·15 + 900 + 250
 = 13,800 µs.
@@ -31,7 +34,7 @@ from typing import Literal
 from maitred.core.contracts import BatchShape, ChunkShape, LatencyModel, Overheads
 from maitred.core.errors import ConfigError
 from maitred.instance.latency.affine import Envelope, PiecewiseAffineModel
-from maitred.instance.latency.base import LATENCY_MODELS, LatencyConfig
+from maitred.instance.latency.base import HOUR, LATENCY_MODELS, NO_ALPHA, LatencyConfig, alpha_overheads, check_alpha
 from maitred.instance.latency.deployment import Deployment
 from maitred.instance.latency.silicon_table import SiliconTable
 from maitred.instance.latency.step_table import curve_value
@@ -60,47 +63,64 @@ class AIConfiguratorLatency(LatencyConfig, frozen=True, tag="aiconfigurator"):
     """The figures of the model and the GPU, as in `roofline`; the catalogue fills it in."""
     table: SiliconTable | None = None
     """The step times themselves, which the catalogue fills in."""
+    step_overhead: float | None = None
+    """µs that each step takes beside its kernels: scheduling, sampling and whatever else the engine does on the CPU. Null: what
+    was fitted for the engine (`catalogue/silicon.toml`; with TensorRT-LLM nothing). 0: none."""
+    alpha: tuple[float, float, float] | None = None
+    """α0, α1 and α2 in µs, as those of `linear`: HTTP, tokenizer and client. Null: α0 as it was fitted for the engine (with
+    TensorRT-LLM none). `[0, 0, 0]`: none."""
 
     def __post_init__(self) -> None:
+        if not 0 <= (self.step_overhead or 0.0) <= HOUR:
+            raise ValueError(f"step_overhead must be from 0 to {HOUR:g} (µs: an hour), not {self.step_overhead}")
+        check_alpha(self.alpha or NO_ALPHA)
         for name in ("pipeline_parallel_size", "expert_parallel_size"):
             value = getattr(self, name)
             if value is not None and not 1 <= value <= _MAX_GPUS:
                 raise ValueError(f"{name} must be from 1 to {_MAX_GPUS:,}, not {value}")
+
+    @property
+    def overheads(self) -> Overheads:
+        return alpha_overheads(self.alpha or NO_ALPHA)
 
     def compiled(self, scale: float = 1.0) -> LatencyModel:
         """Return the model, in which each step takes `scale` times as long. Raises ConfigError without its table."""
         if self.table is None:
             hint = "say which: --model meta-llama/llama-3.1-8b --hardware H100"
             raise ConfigError("the latency model aiconfigurator needs a model", hint=hint)
-        return _compiled(self.table, scale)
+        return _compiled(self.table, scale, self.step_overhead or 0.0, self.overheads)
 
 
 _MAX_GPUS = 4096
 
 
 @lru_cache(maxsize=16)
-def _compiled(table: SiliconTable, scale: float) -> LatencyModel:
-    return _SiliconModel(table, scale)
+def _compiled(table: SiliconTable, scale: float, step_overhead: float, overheads: Overheads) -> LatencyModel:
+    return _SiliconModel(table, scale, step_overhead, overheads)
 
 
 class _SiliconModel(PiecewiseAffineModel):
-    def __init__(self, table: SiliconTable, scale: float) -> None:
-        super().__init__(Overheads())
-        self._table, self._ranks, self._scale = table, table.ranks, scale
+    def __init__(self, table: SiliconTable, scale: float, step_overhead: float, overheads: Overheads) -> None:
+        super().__init__(overheads)
+        self._table, self._ranks, self._scale, self._step_overhead = table, table.ranks, scale, step_overhead
 
     def envelope_of(self, decodes: int) -> Envelope:
         grid, rank = self._table.decode, -(-decodes // self._ranks)
         times = accumulate([grid.value_at(rank, context) for context in grid.axes[1]], max)
         return envelope_through(
-            [(round(context * decodes), us * self._scale) for context, us in zip(grid.axes[1], times, strict=True)]
+            [
+                (round(context * decodes), (us + self._step_overhead) * self._scale)
+                for context, us in zip(grid.axes[1], times, strict=True)
+            ]
         )
 
     def prefill_step_time(self, batch: BatchShape) -> float:
         context = batch.context_tokens / batch.num_decodes if batch.num_decodes else 0.0
         if self._ranks == 1:
-            return self._rank_time(batch.chunks, batch.num_decodes, context) * self._scale
+            return (self._step_overhead + self._rank_time(batch.chunks, batch.num_decodes, context)) * self._scale
         ranks = chunks_by_rank(batch, self._ranks)
-        return max([self._rank_time(chunks, decodes, context) for chunks, decodes in ranks]) * self._scale
+        slowest = max([self._rank_time(chunks, decodes, context) for chunks, decodes in ranks])
+        return (self._step_overhead + slowest) * self._scale
 
     def _rank_time(self, chunks: Sequence[ChunkShape], decodes: int, context: float) -> float:
         """Return the µs of a rank in which `decodes` sequences decode over `context` tokens each."""

@@ -1,0 +1,82 @@
+"""What runs with measured kernels are known to lack: the overheads of an engine, the errors, and where measurements end.
+
+All of it is data (`silicon.toml`), made by `bench/silicon.py` from pairs of TTFT and TPOT that were measured: overheads are
+fitted to one half of them, and the errors are those of the other.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from maitred.instance.catalogue.specs import load_entries
+from maitred.instance.latency import AIConfiguratorLatency
+from maitred.instance.latency.base import NO_ALPHA
+
+_FILE: Final = "silicon.toml"
+
+
+def with_overheads(latency: AIConfiguratorLatency, engine: str, system: str) -> AIConfiguratorLatency:
+    """Return `latency` with the overheads that were fitted for `engine` and hold on `system`, where it states none."""
+    fitted = _of_engine(engine)
+    step, request = fitted["step_overhead_us"], fitted["request_overhead_us"]
+    if system in fitted.get("no_request_overhead_on", ()):
+        request = 0.0
+    return replace(
+        latency,
+        step_overhead=step if latency.step_overhead is None else latency.step_overhead,
+        alpha=(request, 0.0, 0.0) if latency.alpha is None else latency.alpha,
+    )
+
+
+def without_request_overhead(latency: AIConfiguratorLatency) -> AIConfiguratorLatency:
+    """Return `latency` without a fitted α, which another kind of latency model in the same fleet does not have."""
+    return replace(latency, alpha=NO_ALPHA) if latency == _as_fitted(latency) else latency
+
+
+def described_overheads(latency: AIConfiguratorLatency) -> str:
+    """Return the overheads of a resolved latency model and whence they are, in words; empty where none was fitted.
+
+    Example: `with 1,550 µs per step and 51 ms per request, fitted on half of 374 pairs`.
+    """
+    step, request = latency.step_overhead or 0.0, (latency.alpha or NO_ALPHA)[0] / 1000
+    amounts = f"with {step:,g} µs per step and {request:,g} ms per request"
+    if latency != _as_fitted(latency):
+        return f"{amounts} as given"
+    fitted = _of_engine(latency.engine)
+    return f"{amounts}, fitted on half of {sum(fitted['pairs']):,} pairs" if step or request else ""
+
+
+def nearest_error(latency: AIConfiguratorLatency) -> str:
+    """Return the error on the measured pairs that are nearest to a resolved latency model, in words, or that it is unknown."""
+    if latency != _as_fitted(latency) or latency.deployment is None:
+        return "error unknown"
+    system, of_engine = _system(latency), _of_engine(latency.engine)
+    told = of_engine["told"].get(system)
+    count, ttft, tpot = told or of_engine["told"]["all"]
+    where = f"{system} under {latency.engine}" if told else f"other systems under {latency.engine}, as {system} has too few"
+    return f"median error TTFT {ttft} %, TPOT {tpot} % on {count:,} measured pairs of {where}"
+
+
+def beyond_kernels(longest_prompt: int, longest_context: int) -> str:
+    """Return what of a mix is outside the measured kernels, in words; empty if nothing is. Both lengths are in tokens."""
+    measured: dict[str, Any] = load_entries(_FILE)["kernels"]
+    parts = []
+    if longest_prompt > measured["prompt"]:
+        parts.append(f"prompts of up to {longest_prompt:,} tokens (measured up to {measured['prompt']:,})")
+    if longest_context > measured["context"]:
+        parts.append(f"decodes over up to {longest_context:,} tokens (measured up to {measured['context']:,})")
+    return " and ".join(parts)
+
+
+def _of_engine(engine: str) -> dict[str, Any]:
+    return load_entries(_FILE)[engine or "vllm"]
+
+
+def _as_fitted(latency: AIConfiguratorLatency) -> AIConfiguratorLatency:
+    return with_overheads(replace(latency, step_overhead=None, alpha=None), latency.engine, _system(latency))
+
+
+def _system(latency: AIConfiguratorLatency) -> str:
+    return latency.deployment.hardware.aiconfigurator if latency.deployment else ""

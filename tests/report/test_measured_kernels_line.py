@@ -1,0 +1,99 @@
+"""What a run with measured kernels says of its overheads, its error and its range, with tables in place of the package."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+import maitred
+from maitred.instance import InstanceConfig
+from maitred.instance.catalogue import find_hardware, find_model, silicon_accuracy
+from maitred.instance.latency import AIConfiguratorLatency, Deployment, Grid, SiliconTable
+from maitred.report import VerdictKind
+from maitred.sim import ClusterConfig
+from maitred.sim.fleet_config import InstanceGroup
+from maitred.sim.instance_groups import resolve_fleet
+
+FLAT = Grid(((1.0, 2.0), (0.0, 1000.0)), (4000.0,) * 4)
+TABLE = SiliconTable(
+    shared=((0.0, 5000.0), (1000.0, 20000.0)),
+    prompts=Grid(((1.0, 2.0), (0.0, 1000.0), (0.0, 1000.0)), (0.0,) * 8),
+    decode=FLAT,
+    beside=FLAT,
+    source="AIConfigurator",
+)
+
+
+def kernels(engine: str, hardware: str, stated: AIConfiguratorLatency | None = None) -> AIConfiguratorLatency:
+    """Return the latency model as the catalogue resolves it."""
+    on = Deployment(model=find_model("llama-3.1-8b"), hardware=find_hardware(hardware))
+    known = replace(stated or AIConfiguratorLatency(), engine=engine, deployment=on, table=TABLE)  # type: ignore[arg-type]
+    return silicon_accuracy.with_overheads(known, engine, on.hardware.aiconfigurator)
+
+
+def run(latency: AIConfiguratorLatency, prompt: int = 100, output: int = 4) -> maitred.Assessment:
+    instance = InstanceConfig(model="llama-3.1-8b", latency=latency, total_kv_blocks=20_000, max_model_len=300_000)
+    return maitred.simulate(
+        maitred.synthetic(rate=1, num_requests=3, input_tokens=prompt, output_tokens=output), None, instance
+    ).assess()
+
+
+@pytest.mark.parametrize(
+    ("engine", "hardware", "words"),
+    [
+        (
+            "vllm",
+            "B200",
+            "with 1,550 µs per step and 51 ms per request, fitted on half of 374 pairs, median error TTFT 19 %, TPOT 9 % ",
+        ),
+        (
+            "vllm",
+            "H100",
+            "with 1,550 µs per step and 0 ms per request, fitted on half of 374 pairs, median error TTFT 10 %, TPOT 6 % ",
+        ),
+        (
+            "sglang",
+            "H200",
+            "with 1,950 µs per step and 243 ms per request, fitted on half of 345 pairs, median error TTFT 26 %, ",
+        ),
+        (
+            "trtllm",
+            "H100",
+            "(AIConfigurator), median error TTFT 29 %, TPOT 8 % on 115 measured pairs of h100_sxm under trtllm; ",
+        ),
+        ("vllm", "A100", "TPOT 11 % on 154 measured pairs of other systems under vllm, as a100_sxm has too few; "),
+    ],
+)
+def test_the_line_says_overheads_and_the_error_on_the_nearest_pairs(engine: str, hardware: str, words: str) -> None:
+    assert words in run(kernels(engine, hardware)).simulated
+
+
+def test_zeros_turn_overheads_off_and_nothing_is_known_of_the_error() -> None:
+    off = kernels("vllm", "B200", AIConfiguratorLatency(step_overhead=0, alpha=(0, 0, 0)))
+    assert off.compiled().overheads.queueing_delay(100) == 0
+    assert "with 0 µs per step and 0 ms per request as given, error unknown" in run(off).simulated
+
+
+def test_a_mix_beyond_the_measured_kernels_says_so() -> None:
+    def said(prompt: int, output: int = 4) -> str:
+        verdicts = run(kernels("vllm", "H100"), prompt, output).verdicts
+        return " ".join(verdict.text for verdict in verdicts if verdict.kind is VerdictKind.UNMEASURED)
+
+    assert said(16_384) == ""
+    found = said(200_000)
+    assert "prompts of up to 200,000 tokens (measured up to 16,384)" in found
+    assert "decodes over up to 200,004 tokens (measured up to 131,072)" in found
+
+
+def test_groups_that_differ_in_a_fitted_overhead_of_requests_have_none() -> None:
+    """An L40S with a roofline has no such overhead, and a stated one still has to agree."""
+    base = InstanceConfig(model="llama-3.1-8b")
+    measured = InstanceGroup(hardware="B200", latency=kernels("vllm", "B200"))
+    roofline = InstanceGroup(hardware="L40S", latency="roofline")
+    cluster, _ = resolve_fleet(ClusterConfig(groups=[measured, roofline]), replace(base, total_kv_blocks=5000))
+    first = cluster.groups[0].latency
+    assert isinstance(first, AIConfiguratorLatency)
+    assert (first.step_overhead, first.alpha) == (1550.0, (0.0, 0.0, 0.0))
+    own = InstanceGroup(hardware="B200", latency=kernels("vllm", "B200", AIConfiguratorLatency(alpha=(9, 0, 0))))
+    with pytest.raises(maitred.ConfigError, match="overheads of a request"):
+        resolve_fleet(ClusterConfig(groups=[own, roofline]), replace(base, total_kv_blocks=5000))
