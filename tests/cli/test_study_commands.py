@@ -127,3 +127,26 @@ def test_ctrl_c_leaves_what_can_be_resumed(maitred: Any, files: None, tmp_path: 
     done = journal.read_bytes().count(b"\n")
     assert 0 < done < 1200
     assert err == f"maitred: stopped: {done} of 1200 runs are in out; go on with: maitred sweep sweep.yaml --out out --resume\n"
+
+
+@pytest.mark.parametrize(
+    ("run", "says"),
+    [
+        (
+            ("compare", "c.yaml", "d.yaml", "--rate", "1", "--num-requests", "1", "--report", "d.yaml"),
+            "--report: d.yaml is already what CONFIG reads",
+        ),
+        (("sweep", "c.yaml", "--report", "./c.yaml"), "--report: c.yaml is already what SPEC reads"),
+        (
+            ("capacity", "--config", "c.yaml", "--rate", "1", "--num-requests", "1", "--json", "c.yaml"),
+            "--json: c.yaml is already what --config reads",
+        ),
+        (("replay", "c.yaml", "--record", "d.yaml", "--json", "d.yaml"), "--json: d.yaml is already what --record reads"),
+        (("tune", "c.yaml", "--record", "d.yaml", "--write", "c.yaml"), "--write: c.yaml is already what LOG reads"),
+    ],
+)
+def test_a_study_writes_over_nothing_that_it_reads(maitred: Any, run: tuple[str, ...], says: str) -> None:
+    for name in ("c.yaml", "d.yaml"):
+        Path(name).write_text("routing: {policy: round-robin}\n", encoding="utf-8")
+    assert says in maitred(*run).err
+    assert {Path(name).read_text(encoding="utf-8") for name in ("c.yaml", "d.yaml")} == {"routing: {policy: round-robin}\n"}

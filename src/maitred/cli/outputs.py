@@ -172,12 +172,14 @@ def open_outputs(flags: FileFlags, inputs: Mapping[str, Path | None], trace: Tra
     return Outputs(*map(open_files(named, stack).get, named))
 
 
-def open_files(named: Mapping[str, Path | None], stack: ExitStack) -> dict[str, OutputFile]:
-    """Open the files that flags name, by flag, until `stack` is closed. Raises ConfigError for one that cannot be written, and
-    for two that are the same."""
+def open_files(
+    named: Mapping[str, Path | None], stack: ExitStack, inputs: Iterable[tuple[str, Path | None]] = ()
+) -> dict[str, OutputFile]:
+    """Open the files that flags name, by flag, until `stack` is closed. `inputs` are those that are read, each with its flag.
+    Raises ConfigError for one that cannot be written, for two that are the same, and for one that is read."""
     from maitred.report import OutputFile
 
-    _check_overlap(_present(named), ())
+    _check_overlap(_present(named), ((name, path) for name, path in inputs if path is not None))
     return {name: stack.enter_context(OutputFile(path, where=name)) for name, path in _present(named)}
 
 

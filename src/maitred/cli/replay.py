@@ -75,7 +75,9 @@ def replay(flags: ReplayFlags) -> None:
     cannot be used.
     """
     with exit_on_signals(), ExitStack() as stack:
-        files = open_files({"--json": flags.json, "--report": flags.report}, stack)
+        read: list[tuple[str, Path | None]] = [("--config", flags.config), ("--engine", flags.engine)]
+        read += [*(("LOG", path) for path in flags.logs or ()), *(("--record", path) for path in flags.record or ())]
+        files = open_files({"--json": flags.json, "--report": flags.report}, stack, read)
         found = _what_if(flags)
         write_study(found, files)
     if not flags.quiet and flags.json != STANDARD_OUTPUT:

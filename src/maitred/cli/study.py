@@ -80,7 +80,9 @@ def compare(flags: CompareFlags) -> None:
     Each seed makes one workload, which all configurations serve. The workload has the flags of maitred simulate.
     """
     with exit_on_signals(), ExitStack() as stack:
-        files = open_files({"--json": flags.json, "--report": flags.report}, stack)
+        files = open_files(
+            {"--json": flags.json, "--report": flags.report}, stack, (("CONFIG", path) for path in flags.configs or ())
+        )
         comparison = _compare(flags)
         write_study(comparison, files)
     if not flags.quiet and flags.json != STANDARD_OUTPUT:
@@ -158,7 +160,7 @@ def sweep(flags: SweepFlags) -> None:
         raise ConfigError("there is nothing to sweep", hint="maitred sweep SPEC.yaml")
     out = flags.out or Path(f"{flags.spec.stem}.sweep")
     with exit_on_signals(), ExitStack() as stack:
-        files = open_files({"--report": flags.report}, stack)
+        files = open_files({"--report": flags.report}, stack, [("SPEC", flags.spec)])
         result = _run_and_write(flags, flags.spec, out)
         write_study(result, files)
     if not flags.quiet:
@@ -299,7 +301,7 @@ def capacity(flags: CapacityFlags) -> None:
     if flags.plot is not None:
         check_plot_path(flags.plot, where="--plot")
     with exit_on_signals(), ExitStack() as stack:
-        files = open_files({"--json": flags.json, "--report": flags.report}, stack)
+        files = open_files({"--json": flags.json, "--report": flags.report}, stack, [("--config", flags.config)])
         result = _find_capacity(flags)
         write_study(result, files)
     if flags.plot is not None:

@@ -80,7 +80,12 @@ def tune(flags: TuneFlags) -> None:
     traffic, and the best of them told on the rest. Exit code: 0 if the best one is better than today there with 95 %, 1 if not.
     """
     with exit_on_signals(), ExitStack() as stack:
-        files = open_files({"--json": flags.json, "--write": flags.write, "--report": flags.report}, stack)
+        read: list[tuple[str, Path | None]] = [
+            *(("LOG", path) for path in flags.logs or ()),
+            *(("--record", path) for path in flags.record or ()),
+        ]
+        read += [("--config", flags.config), ("--engine", flags.engine), ("--space", flags.space)]
+        files = open_files({"--json": flags.json, "--write": flags.write, "--report": flags.report}, stack, read)
         found = _search(flags)
         write_study(found, files)
         if "--write" in files:
