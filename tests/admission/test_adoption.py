@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from random import Random
 
+import msgspec
 import pytest
 from admission_timeline import BULK, DEFAULT, INTERACTIVE, classes
 from log_writer import KINDS, World, draw_config
 
-from maitred.admission import Action, Admission, ReleaseReason, Ticket, TicketState, TransitionError
+from maitred.admission import Action, Admission, AdmissionConfig, ReleaseReason, Ticket, TicketState, TransitionError
 from maitred.core.decisions import Decision, DecisionLog
 from maitred.core.request import PriorityClass
 from maitred.core.units import SECOND, from_seconds
@@ -114,3 +115,17 @@ def test_random_adoptions_keep_the_books_and_run_again(seed: int) -> None:
     assert again == world.lines
     assert any(b'"input":"adopt"' in line for line in again)
     assert draw_config(draw, world.kind).mode == world.core.config.mode
+
+
+def test_limits_count_those_of_whom_no_core_has_decided_and_no_others() -> None:
+    lines, again = list[bytes](), list[bytes]()
+    rules = msgspec.convert({"mode": "priority", "limits": [{"requests_per_minute": 2}]}, AdmissionConfig)
+    core = Admission(rules, {"m": 1}, log=DecisionLog(lines.append))
+    waiting = [ticket(number, QUEUED, number) for number in range(5)]
+    decisions = core.adopt(waiting, 9 * SECOND, {1, 2, 4})
+    core.check()
+    assert [(each.subject, each.reason) for each in decisions if each.action is Action.REJECT] == [(4, "requests_per_minute")]
+    assert [each.subject for each in decisions if each.action is Action.ADMIT] == [0]
+    core.check()
+    replay(lines, DecisionLog(again.append))
+    assert again == lines

@@ -52,6 +52,31 @@ def test_the_next_leader_goes_on_counting_and_so_does_the_one_after(tmp_path: Pa
     run_on_sockets(scenario())
 
 
+def test_requests_that_come_while_nobody_leads_are_limited_by_the_next_leader(tmp_path: Path) -> None:
+    """They wait at their gateways, and were granted slots by the next leader as if another one had counted them."""
+
+    async def scenario() -> None:
+        async with cluster(election=f"file:{tmp_path}/leader") as c:
+            c.rules = admission_config(**RULES)
+            for _ in range(2):
+                await c.add_scheduler()
+            for _ in range(2):
+                await c.add_gateway()
+            await c.linked()
+            leader = c.leader()
+            assert leader is not None
+            assert await statuses(c, 4) == [200] * 4
+            await c.until(lambda: not leader.core.limits._changed)
+            await c.kill(leader)
+            await c.until(lambda: all(each.scheduler.unlinked.mode == "waiting" for each in c.gateways))
+            asked = [await c.start_request() for _ in range(8)]
+            await c.until(lambda: sum(len(each.scheduler.link.end.requests) for each in c.gateways) == 8)
+            told = [(await connection.read_response())[0] for connection in asked]
+            assert sorted(told) == [200] * 2 + [429] * 6
+
+    run_on_sockets(scenario())
+
+
 def limited(limit: int = 100, log: DecisionLog | None = None) -> Admission:
     return Admission(admission_config(limits=[{"tokens_per_minute": limit}]), {"m": 1_000}, log=log)
 

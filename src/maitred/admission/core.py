@@ -27,7 +27,7 @@ method called once more. An `advance` with nothing due changes nothing, and is n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from maitred.admission import inputs
 from maitred.admission.adoption import enlist
@@ -278,14 +278,23 @@ class Admission:
         self._agenda.note_freed(ticket.tenant_account, pool.name)
         return [*settled, *decisions, *self._coordinator.settle(now)]
 
-    def adopt(self, tickets: Sequence[Ticket], now: Micros) -> Sequence[Decision]:
-        """Take over requests that another core has decided on, and that hold slots or wait (`adoption`). Raises as `enlist`."""
+    def adopt(self, tickets: Sequence[Ticket], now: Micros, newcomers: Collection[RequestId] = ()) -> Sequence[Decision]:
+        """Take over requests that another core has decided on, and that hold slots or wait (`adoption`). Of those that wait, no
+        core has decided on `newcomers`, so limits refuse these or count them. Raises as `enlist`."""
         if self._recorder is not None:
-            return self._record(inputs.Adopt.of(tickets, now), lambda: self.adopt(tickets, now))
+            return self._record(inputs.Adopt.of(tickets, now, newcomers), lambda: self.adopt(tickets, now, newcomers))
         settled = self._coordinator.run_due_before_input(now)
+        if newcomers and self.limits.is_on:
+            refused = [each for t in tickets if t.id in newcomers and (each := self._refuse_over_limit(t, now)) is not None]
+            settled, tickets = [*settled, *refused], [ticket for ticket in tickets if ticket.state is not _LEFT]
         enlist(tickets, self._tickets, self._counters_of_model, self._pools.sequence_numbers)
         self._pools.note_adopted(tickets)
         return [*settled, *self._renew(self._config, self._policy_gate, now)]
+
+    def _refuse_over_limit(self, ticket: Ticket, now: Micros) -> Decision | None:
+        ticket.counters = self._counters_of_model[ticket.pool][ticket.priority_class]
+        refusal = self.limits.reserve(ticket, now)
+        return None if refusal is None else self._policy_gate.reject(ticket, refusal, now)
 
     def recall(self, records: Sequence[UsageRecord], now: Micros, *, anew: bool = False) -> Sequence[Decision]:
         """Count what another core had counted for limits, in place of what was recalled of these windows before; `anew`: and

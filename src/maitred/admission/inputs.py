@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
@@ -154,19 +154,24 @@ class AdoptedRequest(msgspec.Struct, frozen=True):
     """How it was submitted; `at` is when, which may be before the core was made."""
     state: str
     admitted_at: Micros = 0
+    is_new: bool = False
 
 
 class Adopt(Input, frozen=True):
-    """Requests are taken over that another core has decided on."""
+    """Requests are taken over that another core has decided on, or that have waited for a core."""
 
     requests: list[AdoptedRequest]
 
     @classmethod
-    def of(cls, tickets: Sequence[Ticket], now: Micros) -> Adopt:
+    def of(cls, tickets: Sequence[Ticket], now: Micros, newcomers: Collection[RequestId]) -> Adopt:
         """Return what `Admission.adopt` is told."""
         submits = [Submit.of(ticket, EMPTY_LOAD, ticket.submitted_at) for ticket in tickets]
         pairs = zip(submits, tickets, strict=True)
-        return cls(now, [AdoptedRequest(submit, ticket.state.name.lower(), ticket.admitted_at) for submit, ticket in pairs])
+        adopted = [
+            AdoptedRequest(submit, ticket.state.name.lower(), ticket.admitted_at, ticket.id in newcomers)
+            for submit, ticket in pairs
+        ]
+        return cls(now, adopted)
 
     def apply_to(self, core: Admission) -> Sequence[Decision]:
         tickets = []
@@ -175,7 +180,7 @@ class Adopt(Input, frozen=True):
             ticket.state, ticket.submitted_at = TicketState[request.state.upper()], request.submit.at
             ticket.admitted_at = request.admitted_at
             tickets.append(ticket)
-        return core.adopt(tickets, self.at)
+        return core.adopt(tickets, self.at, {request.submit.id for request in self.requests if request.is_new})
 
 
 class Recall(Input, frozen=True):

@@ -53,8 +53,9 @@ class GatewayConnection:
             raise ValueError("a hello comes before it")
         requests = chain(said.requests, *(part.requests for part in self._parts))
         memories = chain(said.memories, *(part.memories for part in self._parts))
+        notes = chain(said.notes, *(part.notes for part in self._parts))
         self._parts = []
-        return replace(said, requests=[*requests], memories=[*memories])
+        return replace(said, requests=[*requests], memories=[*memories], notes=[*notes])
 
 
 class Connections:

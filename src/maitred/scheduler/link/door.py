@@ -80,7 +80,9 @@ class Door:
         for message, at in later:
             # A request of an agent program stays behind the message that begins its memory.
             if isinstance(message, Submit) and not message.terms.memory:
-                requests.append(LiveRequest(message.request, message.attempt, Standing.WAITING, now - at, message.terms))
+                requests.append(
+                    LiveRequest(message.request, message.attempt, Standing.WAITING, now - at, message.terms, is_new=True)
+                )
             else:
                 rest.append(message)
         return [replace(hello, requests=requests), *rest]

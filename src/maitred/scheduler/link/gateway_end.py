@@ -26,7 +26,7 @@ before and was lost with a connection does not matter.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import IntEnum
 from typing import Final
 
@@ -109,6 +109,8 @@ class GatewayEnd:
         order, and then what it has told; empty: the scheduler is not asked."""
         self.limits: KeptLimits | None = None
         """What a scheduler has told last of what it has learned, for the one that leads next."""
+        self.notes_for_scheduler: Callable[[], Iterable[Note]] = tuple
+        """Returns what each scheduler is told with a hello."""
         self.lease_until: Micros | None = None
         """Until when requests may be started, µs, or None if no scheduler has welcomed this gateway yet."""
         self._secret, self._limits = secret, limits
@@ -307,7 +309,7 @@ class GatewayEnd:
             case Mark():
                 self._marks.add(message, now)
             case Queue():
-                return [Queued(message.request, message.reason)] if self._is_of_now(message) else ()
+                return self._on_queue(message)
             case Reject():
                 return self._on_reject(message)
             case Preempt():
@@ -359,6 +361,12 @@ class GatewayEnd:
         request.backend, request.granted_at, request.lapse = grant.backend, now, self._num_lapses
         return [Granted(grant.request, grant.backend, grant.rank, grant.limits)]
 
+    def _on_queue(self, queue: Queue) -> Sequence[LinkEvent]:
+        if not self._is_of_now(queue):
+            return ()
+        self._requests[queue.request].was_queued = True
+        return [Queued(queue.request, queue.reason)]
+
     def _on_reject(self, reject: Reject) -> Sequence[LinkEvent]:
         if not self._is_of_now(reject) or self._requests[reject.request].state is not GatewayRequestState.WAITING:
             return ()
@@ -399,7 +407,7 @@ class GatewayEnd:
     def _say_hello(self, channel: Channel, now: Micros) -> None:
         self.state, self._hello_sent_at = _HELLO, now
         requests = [request.introduce(now) for request in self._requests.values()]
-        for part in hello_parts(requests, self._memories.introduce(now)):
+        for part in hello_parts(requests, self._memories.introduce(now), self.notes_for_scheduler()):
             channel.say(part)
         channel.say(Hello(self.name, self.boot, self.epoch, [], [], [*self.backends], self.limits))
 

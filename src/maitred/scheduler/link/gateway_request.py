@@ -23,7 +23,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from maitred.core.units import Micros
-from maitred.scheduler.link.messages import HelloPart, LiveMemory, LiveRequest, RequestTerms, Standing
+from maitred.scheduler.link.messages import HelloPart, LiveMemory, LiveRequest, Note, RequestTerms, Standing
 
 _MOST_PROMPT_BYTES: Final = 8 << 20
 """Bytes of hashes in a `Hello`: half of the longest frame."""
@@ -67,12 +67,14 @@ _STANDINGS: Final = {
 class GatewayRequest:
     """A request of this gateway that waits or holds a slot."""
 
-    __slots__ = ("attempt", "backend", "granted_at", "lapse", "number", "state", "submitted_at", "terms")
+    __slots__ = ("attempt", "backend", "granted_at", "lapse", "number", "state", "submitted_at", "terms", "was_queued")
 
     def __init__(self, number: int, terms: RequestTerms, now: Micros) -> None:
         self.number = number
         self.terms = terms
         self.state = _WAITING
+        self.was_queued = False
+        """Whether a scheduler has said that it waits."""
         self.attempt = 1
         """How often it has asked for a place."""
         self.submitted_at = now
@@ -108,11 +110,16 @@ class GatewayRequest:
         terms = self.terms
         if terms.prompt is not None and standing is not Standing.WAITING:  # It is where it is.
             terms = replace(terms, prompt=None)
-        return LiveRequest(self.number, self.attempt, standing, now - self.submitted_at, terms, self.backend, held)
+        age, is_new = now - self.submitted_at, self.backend < 0 and not self.was_queued
+        return LiveRequest(self.number, self.attempt, standing, age, terms, self.backend, held, is_new)
 
 
-def hello_parts(requests: Sequence[LiveRequest], memories: Sequence[LiveMemory]) -> Iterator[HelloPart]:
+def hello_parts(
+    requests: Sequence[LiveRequest], memories: Sequence[LiveMemory], notes: Iterable[Note] = ()
+) -> Iterator[HelloPart]:
     """Yield what comes before a `Hello` that names these."""
+    for note in notes:
+        yield HelloPart([], [], [note])
     requests = _within_prompt_limit(requests)
     for begin in range(0, max(len(requests), len(memories)), _MOST_PER_PART):
         end = begin + _MOST_PER_PART

@@ -205,6 +205,7 @@ class LinkedAdmission:
         """Take what a gateway has at this moment in place of what is known of it. Return the holders that were not known."""
         former, adopted, holders = {**gateway.requests}, list[BookedRequest](), list[BookedRequest]()
         kept: list[tuple[BookedRequest, LiveRequest]] = []
+        newcomers = set[int]()
         for live in named:
             known, pool = former.get(live.request), self._pool_of(live.terms.model)
             if pool not in self._models and self.expect_model is not None:
@@ -214,9 +215,11 @@ class LinkedAdmission:
             else:  # It is not known here; or it has not obeyed its grant, and asks once more.
                 adopted.append(self._adopt(gateway, live, now))
                 holders += adopted[-1:] if live.standing is not Standing.WAITING else []
+                if live.is_new and known is None:
+                    newcomers.add(adopted[-1].ticket.id)
         # First, or the slots that become free would be granted to others before all that is held is known.
         if adopted:
-            self.apply(self.core.adopt([request.ticket for request in adopted], now), now)
+            self.apply(self.core.adopt([request.ticket for request in adopted], now, newcomers), now)
         for request, live in kept:
             self._restore(request, live, now)
         for request in former.values():

@@ -154,6 +154,8 @@ class LiveRequest(Message, frozen=True):
     """Where it is, if it holds a slot."""
     held: Age = 0
     """Since it has its slot."""
+    is_new: bool = False
+    """Whether its gateway knows of no scheduler that has decided anything about it."""
 
 
 class KeptLimits(Message, frozen=True):
@@ -182,6 +184,8 @@ class Hello(Message, frozen=True, tag=10):
     """The URLs of its backends by number, as its configuration has them, or as a scheduler has told it last."""
     limits: KeptLimits | None = None
     """What a scheduler has told it last of learned limits."""
+    notes: list[Note] = []
+    """What the scheduler is told before it looks at the requests."""
 
 
 class HelloPart(Message, frozen=True, tag=33):
@@ -189,6 +193,7 @@ class HelloPart(Message, frozen=True, tag=33):
 
     requests: list[LiveRequest]
     memories: list[LiveMemory]
+    notes: list[Note] = []
 
 
 class Submit(Message, frozen=True, tag=11):

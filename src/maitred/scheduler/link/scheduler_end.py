@@ -362,6 +362,9 @@ class SchedulerEnd:
         self._say(gateway, Welcome(epoch, self._lease, is_learning, self.door.is_sole, keeps_notes))
         if self.on_welcome is not None:
             self.on_welcome(gateway.id, hello)
+        if (take_note := self.on_note) is not None:
+            for note in hello.notes:
+                take_note(gateway.id, note)
         self.programs.reconcile(gateway, hello.memories, now)
         self.settling.note_holders(self.requests.reconcile(gateway, hello.requests, now))
         self.settling.free(self.unaccounted.settle(), now)

@@ -264,7 +264,7 @@ class SchedulerHost:
         now = self._clock.now()
         self.news.tell(self.end, now)
         self.news.tell_all(self.end, gateway, now)
-        self._usage.welcome(self.end, gateway)
+        self._usage.tell_all()
         welcomed = self.end.books.gateways[gateway]
         if welcomed.connection is not None:
             log_welcome(welcomed, self._connections[welcomed.connection].peer)

@@ -1,7 +1,8 @@
 """How much of the limits per minute and day is used, kept by the gateways for the scheduler that leads next.
 
-    a leader     tells its gateways once a second which windows have changed, and asks each that is welcomed what it keeps
-    a gateway    keeps the last that it was told of each window, whoever told it
+    a leader     tells its gateways once a second which windows have changed
+    a gateway    keeps the last that it was told of each window, whoever told it, and tells it to each leader that welcomes it,
+                 before that is asked for anything
     a new term   begins without counts, and takes over of each window the newest that any gateway has
 
 So a takeover forgets what the old leader had counted and not told: of a second at most, and of one that ends in order nothing.
@@ -22,13 +23,12 @@ from maitred.admission.gates.usage_limits import MAX_WINDOWS
 from maitred.admission.waiting.usage_window import WindowKey
 from maitred.core.units import SECOND, Micros
 from maitred.scheduler.link.fields import Count
-from maitred.scheduler.link.gateway_books import GatewayId
 from maitred.scheduler.link.messages import Note
 from maitred.scheduler.link.scheduler_end import SchedulerEnd
 from maitred.wire.clock import Clock
 
 USAGE: Final = "usage"
-"""The kind of the notes that tell windows; an empty one from a scheduler asks for them."""
+"""The kind of the notes that tell windows."""
 MOST_IN_NOTE: Final = 1_000
 """Windows in one note, of half a kilobyte each at most. Where more change each second, gateways know some a little later."""
 
@@ -76,10 +76,9 @@ class UsageNews:
             if not at_once:
                 break
 
-    def welcome(self, end: SchedulerEnd, gateway: GatewayId) -> None:
-        """Ask a gateway what it keeps, and have it know all soon."""
+    def tell_all(self) -> None:
+        """Have the gateways know all soon."""
         if self._core.limits.is_on:
-            end.tell(Note(USAGE, 0, b""), gateway)
             self._core.limits.mark_all()
 
     def hear(self, payload: bytes) -> None:
@@ -90,7 +89,7 @@ class UsageNews:
             if told.term != self._term and told.at > self._heard.get(key, -1) and len(self._heard) < MAX_WINDOWS:
                 self._heard[key] = told.at
                 newer.append(told.record)
-        if newer:
+        if newer and self._core.limits.is_on:
             self._core.recall(newer, self._clock.now())
 
 

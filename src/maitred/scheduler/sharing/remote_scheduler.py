@@ -89,6 +89,7 @@ class RemoteScheduler(Scheduler):
         self._routed = RemotePlacement(fleet, remote, self.router)
         self._of_program = RemoteProgramPlacement(fleet, remote)
         self._usage = kept_usage.KeptUsage(clock)
+        self.link.end.notes_for_scheduler = self._usage.answers
         self.objectives = self._objectives = dict[str, int]()
         self.on_note: Callable[[Note], object] | None = None
         """Called with the notes of the scheduler."""
@@ -172,18 +173,11 @@ class RemoteScheduler(Scheduler):
             self._objectives.clear()
             self._objectives.update(told)
         elif note.kind == kept_usage.USAGE:
-            self._take_usage(note.payload)
+            self._usage.take(note.payload)
         elif note.kind == kept_limits.LIMITS:
             self.link.end.limits = msgspec.msgpack.decode(note.payload, type=KeptLimits)
         elif self.on_note is not None:
             self.on_note(note)
-
-    def _take_usage(self, payload: bytes) -> None:
-        if payload:
-            self._usage.take(payload)
-        else:
-            for answer in self._usage.answers():
-                self.link.report(answer)
 
     def _abandon(self, number: int) -> None:
         """Take a request away from its backend, if nothing of its answer has gone to the client."""
