@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from maitred.cli import main
 from maitred.core.errors import ConfigError
@@ -25,6 +26,8 @@ from maitred.testing import (
     check_scorer,
     check_trace_format,
 )
+from maitred.testing.world.simulation import Simulation
+from maitred.testing.world.swarm import draw_scenario
 
 FOLDER = Path(__file__).parents[2] / "examples" / "plugins"
 KITS: dict[str, Callable[[], None]] = {
@@ -72,6 +75,13 @@ def test_it_runs_as_its_file_says(name: str, monkeypatch: pytest.MonkeyPatch, ca
     out, err = capfd.readouterr()
     assert ended.value.code == 0, err
     assert "TTFT ms" in out
+
+
+@pytest.mark.parametrize("seed", [2, 8])
+def test_a_router_is_played_in_a_world(seed: int, tmp_path: Path) -> None:
+    scenario = replace(draw_scenario(seed), policy="router:BoundedRendezvous")
+    assert Simulation(scenario, tmp_path).run().violations == []
+    assert "router" in sys.modules
 
 
 def test_a_broken_promise_is_found() -> None:
