@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import socket
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from maitred.emulator.clients.destinations import Destinations
 from maitred.emulator.clients.prompts import PromptWriter, TokenScale
 from maitred.emulator.clients.schedule import SendSchedule
 from maitred.emulator.clients.sender import NO_DESTINATION, RequestSender, SendTarget
+from maitred.study.live import benchmark
 from maitred.study.live.benchmark import BenchPlan, run_benchmark
 from maitred.study.live.discovered import BenchError
 from maitred.wire.origin import Origin
@@ -148,6 +150,16 @@ def test_a_backend_that_is_down_fails_its_own_requests_alone_wherever_it_is_list
             assert run_benchmark(jobs(6), plan).problems == {"no connection: connection refused": 3}
     with pytest.raises(BenchError, match=re.escape(f"{DOWN}/v1/models: cannot connect")):
         run_benchmark(jobs(2), BenchPlan(endpoint=NOWHERE, discover=(f"static([{DOWN}])",)))
+
+
+def test_an_endpoint_that_accepts_and_never_answers_is_told(monkeypatch):
+    monkeypatch.setattr(benchmark, "MODELS_SECS", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        named = BenchPlan(endpoint=SendTarget(origin=Origin.parse(url), path="/v1/completions"))
+        for plan in (named, BenchPlan(endpoint=NOWHERE, discover=(f"static([{url}])",))):
+            with pytest.raises(BenchError, match=re.escape(f"{url}/v1/models: no answer within 0.3 s")):
+                run_benchmark(jobs(2), plan)
 
 
 def test_the_command_measures_what_a_source_lists_and_says_so(maitred, tmp_path):

@@ -42,6 +42,8 @@ CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
 _SHORT, _LONG = 64, 512
 """Words of the two requests that show how the endpoint counts."""
+MODELS_SECS: Final = 10.0
+"""Seconds within which an endpoint has to say which models it serves."""
 _WARMUP_RATE: Final = 20.0
 _MAX_SHOWN: Final = 300
 
@@ -230,7 +232,7 @@ async def _first_that_answers(endpoint: SendTarget, origins: Iterable[Origin]) -
         for origin in origins:
             found = replace(endpoint, origin=origin)
             try:
-                await _ask(client, found, "GET", "/v1/models", b"")
+                await _ask_models(client, found)
             except BenchError as error:
                 problem = problem or error
             else:
@@ -242,7 +244,7 @@ async def _first_that_answers(endpoint: SendTarget, origins: Iterable[Origin]) -
 
 
 async def _served_model(client: UpstreamClient, endpoint: SendTarget) -> str:
-    status, body = await _ask(client, endpoint, "GET", "/v1/models", b"")
+    status, body = await _ask_models(client, endpoint)
     try:
         served = msgspec.json.decode(body, type=_Models).data if status == 200 else []
     except JSON_ERRORS:
@@ -251,6 +253,14 @@ async def _served_model(client: UpstreamClient, endpoint: SendTarget) -> str:
         where = f"{endpoint.origin}/v1/models"
         raise BenchError(f"{where} names no model (status {status}); name one with --model")
     return served[0].id
+
+
+async def _ask_models(client: UpstreamClient, endpoint: SendTarget) -> tuple[int, bytes]:
+    try:
+        async with asyncio.timeout(MODELS_SECS):
+            return await _ask(client, endpoint, "GET", "/v1/models", b"")
+    except TimeoutError as error:
+        raise BenchError(f"{endpoint.origin}/v1/models: no answer within {MODELS_SECS:g} s") from error
 
 
 class _Usage(msgspec.Struct):
