@@ -86,13 +86,14 @@ def test_a_mistake_is_one_line(maitred: Any, files: None, arguments: tuple[str, 
 
 
 def test_a_sweep_is_printed_and_written(maitred: Any, files: None) -> None:
-    result = maitred("sweep", "sweep.yaml", "--jobs", 1, "--plot", "p.png")
-    assert result.code == 0
+    result = maitred("sweep", "sweep.yaml", "--jobs", 1, "--plot", "p.png", "--report", "sweep.sweep/page.html")
+    assert result.code == 0, result.err
     assert "best" in result.out
     assert result.out.startswith("Best: generic linear model, no particular GPU; ")
     assert "2 candidates, 2 runs" in result.out
     folder = Path("sweep.sweep")
-    assert sorted(path.name for path in folder.iterdir()) == ["results.jsonl", "results.parquet", "runs.jsonl", "sweep.json"]
+    written = ["page.html", "results.jsonl", "results.parquet", "runs.jsonl", "sweep.json"]
+    assert sorted(path.name for path in folder.iterdir()) == written
     assert Path("p.png").read_bytes().startswith(b"\x89PNG")
     again = maitred("sweep", "sweep.yaml", "--jobs", 1)
     assert again.code == 2

@@ -160,6 +160,8 @@ def sweep(flags: SweepFlags) -> None:
         raise ConfigError("there is nothing to sweep", hint="maitred sweep SPEC.yaml")
     out = flags.out or Path(f"{flags.spec.stem}.sweep")
     with exit_on_signals(), ExitStack() as stack:
+        if flags.report is not None and flags.report.parent == out:  # The folder is made by the first run.
+            out.mkdir(parents=True, exist_ok=True)
         files = open_files({"--report": flags.report}, stack, [("SPEC", flags.spec)])
         result = _run_and_write(flags, flags.spec, out)
         write_study(result, files)
