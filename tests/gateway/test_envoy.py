@@ -11,6 +11,7 @@ pytest.importorskip("grpc", reason="a client of grpcio plays Envoy")
 pytest.importorskip("hpack", reason="needs maitred[envoy]")
 
 from envoy_world import make_picker, running_envoy, running_picker, until
+from test_gateway_otel import PARENT, SAMPLED, TRACE, Kept, otel  # noqa: F401 - a fixture
 from test_gateway_tls import make_certificate
 from world import ANSWER, CHAT, STREAM_HEAD, Backend, ClientConnection, GatedAnswer, admission_config, chunk, run_on_sockets
 
@@ -205,6 +206,56 @@ def test_clients_are_told_how_their_requests_have_fared():
             assert (await world.request())[0] == 200
             status, headers, _ = await world.request()
             assert (status, headers["x-ratelimit-remaining-requests"]) == (429, "0")
+
+    run_on_sockets(scenario())
+
+
+@pytest.mark.parametrize("body_mode", BODY_MODES)
+def test_a_request_at_envoy_has_a_span_and_each_attempt_another(body_mode, otel):  # noqa: F811
+    async def scenario():
+        gate = GatedAnswer()
+        backends = Backend(gate), Backend(gate)
+        slow = {"slots": 1, "health_interval_secs": 60.0, "body_mode": body_mode, "otel": otel, "admission": PREEMPTING}
+        async with world_with_envoy(*backends, **slow) as world:
+            await backends[0].stop()
+            traced = {"traceparent": SAMPLED, "tracestate": "vendor=1", "x_smg_priority": "bulk"}
+            clients = [await world.start_request(**traced) for _ in range(2)]
+            await until(lambda: len(backends[1].received) == 2)  # One of them was picked for each backend.
+            queued = await world.start_request(x_smg_priority="bulk")
+            await until(lambda: world.num_waiting == 1)
+            gate.open.set()
+            for client in (*clients, queued):
+                assert (await client.read_response())[0] == 200
+            gate.open.clear()
+            victim = await world.start_request(x_smg_priority="bulk")
+            await until(lambda: len(backends[1].received) == 4)
+            urgent = await world.start_request(x_smg_priority="system")
+            assert (await victim.read_response())[0] == 503
+            gate.open.set()
+            assert (await urgent.read_response())[0] == 200
+            await until(lambda: sum(span.is_server for span in Kept.last.spans) == 5)
+
+        spans, told = Kept.last.spans, [each.headers for each in backends[1].received]
+        at_once, went_on = sorted((traces_of(spans, int(TRACE, 16))), key=len)
+        assert at_once[0].parent_id == went_on[0].parent_id == int(PARENT, 16)
+        assert [span.attributes.get("http.response.status_code") for span in went_on] == [200, None, 200]
+        assert went_on[1].error.startswith("Envoy cannot connect to")
+        assert [event.name for event in went_on[0].events] == ["retry"]
+        # Envoy goes on by itself, with the headers of the first attempt.
+        asked = {at_once[1].span_id, went_on[1].span_id}
+        assert {each[b"traceparent"].decode() for each in told[:2]} == {f"00-{TRACE}-{span:016x}-01" for span in asked}
+        assert {each[b"tracestate"] for each in told[:2]} == {b"vendor=1"}
+        (waited,) = (span for span in spans if span.attributes.get("maitred.queue.reason") == "no_slot")
+        attempt = next(span for span in spans if span.parent_id == waited.span_id)
+        assert told[2][b"traceparent"].decode() == f"00-{waited.trace_id:032x}-{attempt.span_id:016x}-01"
+        assert waited.attributes["maitred.class"] == "bulk"
+        assert 0 < waited.attributes["gen_ai.latency.time_in_queue"] <= waited.attributes["gen_ai.latency.e2e"]
+        (stopped,) = (span for span in spans if span.is_server and span.attributes["http.response.status_code"] == 503)
+        assert [event.name for event in stopped.events] == ["preempted"]
+
+    def traces_of(spans, trace_id):
+        servers = [span for span in spans if span.is_server and span.trace_id == trace_id]
+        return [[server, *(span for span in spans if span.parent_id == server.span_id)] for server in servers]
 
     run_on_sockets(scenario())
 

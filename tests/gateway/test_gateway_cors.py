@@ -25,6 +25,10 @@ def test_a_preflight_needs_no_key_and_the_answer_may_be_read(origins: tuple[str,
             assert (status, headers["access-control-allow-origin"]) == (204, allowed)
             assert "POST" in headers["access-control-allow-methods"]
             assert headers["access-control-allow-headers"] == ASKED["access_control_request_headers"]
+            lines = {"Access-Control-Request-Headers": "x-more", **ASKED}
+            await connection.send_request(body=b"", method="OPTIONS", origin=APP, **lines)
+            named = (await connection.read_head())[1]["access-control-allow-headers"]
+            assert named == f"x-more, {ASKED['access_control_request_headers']}"
             for key, expected in (("k", 200), ("wrong", 401)):
                 await connection.send_request(origin=APP, authorization=f"Bearer {key}")
                 status, headers, _ = await connection.read_response()

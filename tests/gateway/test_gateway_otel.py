@@ -70,7 +70,7 @@ def test_a_request_has_a_span_and_each_attempt_another_and_engines_are_told(otel
         first, second = Backend(fail), Backend(stream)
         async with world(first, second, otel=otel) as w:
             body = {"model": "m", "stream": True, "max_tokens": 9}
-            state = {"traceparent": SAMPLED, "tracestate": "vendor=1"}
+            state = {"traceparent": SAMPLED, "tracestate": "vendor=1", "Tracestate": "other=2"}  # two lines
             for _ in range(8):  # The router may begin with either.
                 status, _, _ = await w.request(body=body, **state)
                 assert status == 200
@@ -85,7 +85,7 @@ def test_a_request_has_a_span_and_each_attempt_another_and_engines_are_told(otel
             assert [span.parent_id for span in clients] == [server.span_id] * 2
             told = [backend.received[-1].headers[b"traceparent"].decode() for backend in (first, second)]
             assert told == [f"00-{TRACE}-{span.span_id:016x}-01" for span in clients]
-            assert second.received[-1].headers[b"tracestate"] == b"vendor=1"
+            assert second.received[-1].headers[b"tracestate"] == b"vendor=1, other=2"
             assert server.began_at <= clients[0].began_at <= clients[0].ended_at <= clients[1].began_at < clients[1].ended_at
             assert clients[1].ended_at <= server.ended_at
             assert (bool(clients[0].error), clients[1].error, server.error) == (True, "", "")

@@ -73,6 +73,16 @@ def test_without_traces_the_page_is_the_same_without_exemplars() -> None:
     run(scenario())
 
 
+def test_two_lines_of_accept_are_one_list() -> None:
+    async def scenario() -> None:
+        async with world(Backend(answer)) as w:
+            openmetrics, plain = "application/openmetrics-text;q=0.6", "text/plain;q=0.5"
+            assert (await page(w, plain, Accept=openmetrics))[0].startswith("application/openmetrics-text")
+            assert (await page(w, openmetrics, Accept="text/plain"))[0].startswith("text/plain")
+
+    run(scenario())
+
+
 @pytest.mark.parametrize(
     ("accept", "wanted"),
     [

@@ -216,8 +216,6 @@ class Proxy:
             while True:
                 try:
                     if slot.granted is not None:
-                        if proxied.record.trace is not None:
-                            proxied.record.trace.queue_reason = slot.queue_reason or proxied.record.trace.queue_reason
                         now = await self._wait_for(slot, proxied, now)
                     if slot.limits is not None:
                         proxied.told_headers = limit_headers(slot.limits)
@@ -249,6 +247,8 @@ class Proxy:
         finally:
             now = self._clock.now()
             proxied.record.note_wait(now - since)
+            if proxied.record.trace is not None:  # Another process says the reason while the request waits.
+                proxied.record.trace.queue_reason = slot.queue_reason or proxied.record.trace.queue_reason
         return now
 
     def _settled_cost(self, proxied: ProxyRequest) -> int | None:

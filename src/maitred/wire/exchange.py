@@ -196,6 +196,11 @@ class Exchange:
                 return value
         return None
 
+    def get_list(self, name: bytes) -> bytes | None:
+        """Return the list that the header `name` (lower case) is, or None: several lines of it are one list (RFC 9110, 5.3)."""
+        values = [value for key, value in self.headers if key == name]
+        return b", ".join(values) if values else None
+
     def take_whole_body(self, limit: int) -> bytes | None:
         """Return the body if it came whole and in one piece, within `limit` bytes: the usual small request. Otherwise None:
         `read_body` is next."""

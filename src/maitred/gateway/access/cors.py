@@ -42,7 +42,7 @@ class CrossOrigins:
         if exchange.method != "OPTIONS" or exchange.get_header(b"access-control-request-method") is None:
             return False
         exchange.cors_headers += [(b"access-control-allow-methods", _METHODS), (b"access-control-max-age", _MAX_AGE)]
-        asked = exchange.get_header(b"access-control-request-headers")
+        asked = exchange.get_list(b"access-control-request-headers")
         if asked is not None:
             exchange.cors_headers.append((b"access-control-allow-headers", asked))
         exchange.start_response(204, [], b"", False)

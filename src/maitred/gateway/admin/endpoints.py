@@ -227,7 +227,7 @@ class AdminEndpoints:
         send_json(exchange, 200, {"workers": loads})
 
     async def _metrics(self, exchange: Exchange, viewer: Viewer) -> None:
-        if prefers_openmetrics(exchange.get_header(b"accept")):
+        if prefers_openmetrics(exchange.get_list(b"accept")):
             send_bytes(exchange, 200, await self._collector.render(viewer, as_openmetrics=True), OPENMETRICS)
         else:
             send_bytes(exchange, 200, await self._collector.render(viewer), b"text/plain; version=0.0.4; charset=utf-8")

@@ -26,7 +26,7 @@ _MAX_BODY_BYTES: Final = 64 * 1024
 async def read_page_body(exchange: Exchange) -> bytes:
     """Return the body of a request for a page, which has at most 64 KiB. Raises ApiError 415 for one that is compressed, and
     what `Exchange.read_body` raises."""
-    coding = (exchange.get_header(b"content-encoding") or b"").strip().lower()
+    coding = (exchange.get_list(b"content-encoding") or b"").strip().lower()
     if coding not in (b"", b"identity"):
         raise coding_not_taken(coding.decode("latin-1"), ())
     return await exchange.read_body(_MAX_BODY_BYTES)

@@ -27,6 +27,7 @@ from maitred.gateway.observe.request_ids import RequestIds
 from maitred.gateway.observe.request_metrics import RequestMetrics
 from maitred.gateway.observe.request_observer import RequestObserver
 from maitred.gateway.observe.state import GatewayCounters
+from maitred.gateway.observe.tracing import RequestTracer
 from maitred.gateway.proxy import Proxy
 from maitred.gateway.routes import ROUTES
 from maitred.gateway.workers.notes import NoteKind, Rules
@@ -49,6 +50,7 @@ class PickerParts:
     counters: GatewayCounters
     metrics: RequestMetrics
     access_log: AccessLog | None
+    tracer: RequestTracer | None
     further_keys: Sequence[FurtherKeys]
     machine: Machine
 
@@ -65,7 +67,7 @@ class EndpointPicker:
         self._endpoints = Endpoints(parts.scheduler.fleet, config.upstream, machine)
         self._ids = RequestIds(machine.random.randbytes(6).hex())
         self._budget = BodyBudget(config.max_parked_body_bytes, machine.clock)
-        self._observer = RequestObserver(parts.metrics, parts.counters, parts.access_log, None, machine.clock)
+        self._observer = RequestObserver(*(parts.metrics, parts.counters, parts.access_log, None, machine.clock, parts.tracer))
         self._intake = RequestIntake(
             config=config,
             core=parts.scheduler.admission.core,

@@ -43,17 +43,18 @@ class PickedMessages:
         self._kept: dict[tuple[Pick, bool], bytes] = {}
         self._responses: dict[tuple[tuple[bytes, bytes], ...], bytes] = {}
 
-    def in_headers(self, pick: Pick) -> bytes:
-        """Return the pick as the answer to the headers of a request."""
-        return self._find(pick, of_headers=True)
+    def in_headers(self, pick: Pick, own: Headers) -> bytes:
+        """Return the pick as the answer to the headers of a request. `own` are headers that no other request has: they are
+        added, and kept by nobody."""
+        return self._find(pick, of_headers=True) + _with_headers(own, of_headers=True)
 
-    def in_body(self, pick: Pick) -> bytes:
+    def in_body(self, pick: Pick, own: Headers) -> bytes:
         """Return the pick as the answer to a buffered body, which stays as it is."""
-        return self._find(pick, of_headers=False)
+        return self._find(pick, of_headers=False) + _with_headers(own, of_headers=False)
 
-    def with_body(self, pick: Pick, body: bytes) -> bytes:
+    def with_body(self, pick: Pick, own: Headers, body: bytes) -> bytes:
         """Return the pick as the answer to a buffered body, in place of which `body` is sent."""
-        return _picked(pick, of_headers=False, body=body)
+        return _picked(pick, of_headers=False, body=body) + _with_headers(own, of_headers=False)
 
     def response(self, told: Iterable[tuple[bytes, bytes]]) -> bytes:
         """Return the answer by which a response passes, with these headers beside or in place of its own."""
@@ -85,11 +86,24 @@ def _picked(pick: Pick, *, of_headers: bool, body: bytes | None = None) -> bytes
     )
     metadata = Struct()
     metadata.update({NAMESPACE: {ENDPOINT: pick.endpoints}})
+    return _to_request(common, of_headers=of_headers, dynamic_metadata=metadata)
+
+
+def _to_request(common: Any, *, of_headers: bool, **more: Any) -> bytes:
     if of_headers:
-        said = proto.ProcessingResponse(request_headers=proto.HeadersResponse(response=common), dynamic_metadata=metadata)
+        said = proto.ProcessingResponse(request_headers=proto.HeadersResponse(response=common), **more)
     else:
-        said = proto.ProcessingResponse(request_body=proto.BodyResponse(response=common), dynamic_metadata=metadata)
+        said = proto.ProcessingResponse(request_body=proto.BodyResponse(response=common), **more)
     return bytes(said.SerializeToString())
+
+
+def _with_headers(headers: Headers, *, of_headers: bool) -> bytes:
+    """Return what adds headers to an answer behind which it stands: two messages of protobuf in a row are one, in which
+    repeated fields have the members of both."""
+    if not headers:
+        return b""
+    added = proto.HeaderMutation(set_headers=_options(headers))
+    return _to_request(proto.CommonResponse(header_mutation=added), of_headers=of_headers)
 
 
 def _options(headers: Iterable[tuple[bytes, bytes]]) -> list[Any]:

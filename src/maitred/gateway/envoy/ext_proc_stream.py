@@ -177,22 +177,22 @@ class ExtProcStream:
         """The headers of the request, as they came."""
         return self._headers
 
-    async def send_to(self, pick: Pick, body: bytes) -> None:
-        """Have Envoy send the request, with this body."""
+    async def send_to(self, pick: Pick, own: Headers, body: bytes) -> None:
+        """Have Envoy send the request, with this body, and with headers that are its `own` beside those of the pick."""
         self.is_sent = True
         picked = self._picked
         if not self._has_body:
-            await self._rpc.write(picked.in_headers(pick))
+            await self._rpc.write(picked.in_headers(pick, own))
         elif self._request_mode == _DUPLEX:
-            await self._rpc.write(picked.in_headers(pick))
+            await self._rpc.write(picked.in_headers(pick, own))
             for chunk in messages.streamed_body(body, ends=not self._has_trailers):
                 await self._rpc.write(chunk)
             if self._has_trailers:
                 await self._rpc.write(messages.CONTINUE_REQUEST_TRAILERS)
         elif body == self._body:
-            await self._rpc.write(picked.in_body(pick))
+            await self._rpc.write(picked.in_body(pick, own))
         else:
-            await self._rpc.write(picked.with_body(pick, body))
+            await self._rpc.write(picked.with_body(pick, own, body))
         self._body = b""
 
     def response_headers(self) -> Awaitable[ResponseHeaders]:

@@ -75,8 +75,7 @@ class PickedAttempts:
                 instead = self._served_by(head, fallbacks)
                 if instead is None:
                     return await self._pass(head, sent, stream, proxied)
-                self._outcomes.on_failure(sent, ConnectError(f"Envoy cannot connect to {place[0].url}"))
-                sent.has_failed = True
+                self._fail(sent, ConnectError(f"Envoy cannot connect to {place[0].url}"), proxied)
             with Attempt(self._fleet, self._outcomes, None, instead, proxied, self._clock.now()) as sent:
                 return await self._pass(head, sent, stream, proxied)
         except UpstreamError as error:
@@ -114,7 +113,9 @@ class PickedAttempts:
         headers = [*proxied.block.headers, *proxied.headers]
         if place[1] is not None:
             headers = with_rank(headers, place[1])
-        await stream.send_to(_pick(endpoint, stream.headers, headers), proxied.body)
+        trace = proxied.record.trace
+        own = [] if trace is None else trace.headers()
+        await stream.send_to(_pick(endpoint, stream.headers, headers), own, proxied.body)
         proxied.drop_body()
         try:
             async with asyncio.timeout(self._config.upstream.head_secs):
@@ -131,6 +132,8 @@ class PickedAttempts:
         record.is_stream = head.headers.get(b"content-type", b"").startswith(b"text/event-stream")
         record.first_data_at = record.last_data_at = now = self._clock.now()
         sent.is_committed = True
+        if record.trace is not None and not isinstance(error, Disconnected):
+            record.trace.on_response(head.status)
         if error is not None:
             return await self._pass_failure(error, sent, stream, proxied)
         self._outcomes.on_answer(sent, is_whole=not record.is_stream)
@@ -149,11 +152,18 @@ class PickedAttempts:
         self, error: UpstreamError, sent: UpstreamRequest, stream: ExtProcStream, proxied: ProxyRequest
     ) -> ReleaseReason:
         """Let an error pass, and return: the backend has nothing more to do with the request, whoever reads its words."""
-        sent.has_failed = proxied.is_committed = True
-        self._outcomes.on_failure(sent, error)
+        self._fail(sent, error, proxied)
+        proxied.is_committed = True
         await stream.pass_response(_told(proxied))
         proxied.record.on_complete(self._clock.now())
         return ReleaseReason.FAILED
+
+    def _fail(self, sent: UpstreamRequest, error: UpstreamError, proxied: ProxyRequest) -> None:
+        """Count a failure of a backend in place of which somebody else has answered, or which has answered with an error."""
+        sent.has_failed = True
+        self._outcomes.on_failure(sent, error)
+        if proxied.record.trace is not None:
+            proxied.record.trace.on_failure(error)
 
 
 def _failure(head: ResponseHeaders, sent: UpstreamRequest, wall: Micros) -> UpstreamError | None:

@@ -73,9 +73,19 @@ class RequestTrace:
     def on_attempt_end(self, now: Micros, status: int | None, error: BaseException | None) -> None:
         """Note that a backend has no more to do with the request."""
         attempt = self.attempts[-1]
-        attempt.ended_at, attempt.status = now, status
+        attempt.ended_at = now
+        if status is not None:
+            attempt.status = status
         if error is not None:
-            attempt.error = str(error) or type(error).__name__
+            self.on_failure(error)
+
+    def on_response(self, status: int) -> None:
+        """Note the status of the answer to the present attempt."""
+        self.attempts[-1].status = status
+
+    def on_failure(self, error: BaseException) -> None:
+        """Note why the present attempt has failed."""
+        self.attempts[-1].error = str(error) or type(error).__name__
 
     def note(self, name: str, now: Micros, attributes: Mapping[str, Value] | None = None) -> None:
         """Note that something has happened."""

@@ -70,8 +70,8 @@ class RequestTracer:
 
     def begin(self, exchange: Exchange) -> RequestTrace:
         """Return the trace of a request."""
-        parent, state = (exchange.get_header(name) for name in TRACE_HEADERS)
-        return RequestTrace(self._random, parent, state, self._ratio_bound)
+        parent, state = TRACE_HEADERS
+        return RequestTrace(self._random, exchange.get_header(parent), exchange.get_list(state), self._ratio_bound)
 
     def end(self, trace: RequestTrace, record: RequestRecord, exchange: Exchange) -> None:
         """Make the spans of a request that has ended."""

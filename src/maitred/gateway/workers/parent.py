@@ -52,7 +52,7 @@ class AskedExchange:
         self.headers: list[tuple[bytes, bytes]] = []
         self.answer = b""
 
-    def get_header(self, name: bytes) -> bytes | None:
+    def get_list(self, name: bytes) -> bytes | None:
         """Return the `Accept` header: what the others say was looked at by the worker."""
         return self._accept if name == b"accept" else None
 

@@ -93,9 +93,7 @@ class WorkerEndpoints(AdminEndpoints):
 
     async def ask(self, asked: AskedPages, exchange: Exchange, body: bytes, viewer: Viewer) -> str:
         """Answer with the page that another process makes, and return the code of its error, or ""."""
-        question = PageQuestion(
-            exchange.method, exchange.path, body, viewer.tenant, viewer.shown, exchange.get_header(b"accept")
-        )
+        question = PageQuestion(exchange.method, exchange.path, body, viewer.tenant, viewer.shown, exchange.get_list(b"accept"))
         answer = await asked.ask(question)
         exchange.start_response(answer.status, answer.headers, answer.body, False)
         return answer.code
