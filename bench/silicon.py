@@ -53,6 +53,7 @@ from maitred.instance.latency import (
 )
 from maitred.sim import simulate
 from maitred.workload import closed_loop
+from silicon_recipes import Setup, published_keys
 
 STEP_TOKENS = 8192
 BLOCK = 16
@@ -79,6 +80,7 @@ class Row:
     prompt: int
     output: int
     varies: bool
+    precision: str
     ttft_ms: float
     tpot_ms: float
 
@@ -108,10 +110,15 @@ def _row(row: dict[str, str]) -> Row:
         users=int(stated[1]) if stated else int(row["batch_size"]) * ranks,
         prompt=int(row["isl"]),
         output=int(row["osl"]),
-        varies="gap" not in row["silicon_data_source"],
+        varies=not row["silicon_data_source"].startswith(_OWN),
+        precision=row["precision"],
         ttft_ms=float(row["silicon_ttft_ms"]),
         tpot_ms=float(row["silicon_tpot_ms"]),
     )
+
+
+_OWN = "source_file=/"
+"""Begins the source of the pairs that AIConfigurator's authors measured themselves; the others are InferenceX's."""
 
 
 @cache
@@ -149,18 +156,27 @@ def model_spec(name: str) -> ModelSpec:
         return read_model_config(silicon_model_files()[name])
 
 
+def setup_of(row: Row) -> Setup:
+    query = row.query
+    sizes = (query.tensor_parallel_size, query.data_parallel_size, row.users, row.prompt, row.output)
+    return Setup(query.engine, query.model, query.system, row.precision, *sizes)
+
+
 def simulated(row: Row, latency: LatencyConfig, rounds: int) -> tuple[float, float]:
     """Return the mean TTFT and TPOT in ms."""
-    instance = InstanceConfig(
-        flavour=row.query.engine,  # type: ignore[arg-type]
-        latency=latency,
-        total_kv_blocks=kv_blocks(row.query),
-        max_num_seqs=max(row.users, 1),
-        max_model_len=row.prompt + row.output,  # what TensorRT-LLM reserves for a request
-        max_num_batched_tokens=STEP_TOKENS * row.query.data_parallel_size,
-        enable_prefix_caching=False,
-        **({} if row.query.engine != "sglang" else {"prefix_cache": "blocks"}),
-    )
+    keys: dict[str, Any] = {
+        "flavour": row.query.engine,
+        "latency": latency,
+        "total_kv_blocks": kv_blocks(row.query),
+        "max_num_seqs": row.users,
+        "max_model_len": row.prompt + row.output,  # what TensorRT-LLM reserves for a request
+        "max_num_batched_tokens": STEP_TOKENS,
+        "enable_prefix_caching": False,
+        "prefix_cache": "blocks",
+        **(published_keys(setup_of(row)) if row.varies else {}),
+    }
+    keys["max_num_batched_tokens"] *= row.query.data_parallel_size
+    instance = InstanceConfig(**keys)
     prompt, output = (f"uniform:{length * 4 // 5},{length}" if row.varies else length for length in (row.prompt, row.output))
     jobs = closed_loop(row.users, row.users * rounds, input_tokens=prompt, output_tokens=output)
     results = simulate(jobs, instance=instance)

@@ -54,6 +54,28 @@ def test_a_static_batch_is_closed_until_it_is_complete() -> None:
     assert [(at, number) for at, kind, number, _ in events if kind == "FIRST_TOKEN"] == [(10, 0), (10, 1), (60, 2)]
 
 
+@pytest.mark.parametrize(
+    ("batching", "prompts", "first"),
+    [
+        ("guaranteed-no-evict", [10], 30),  # arrives at 15, is in the step from 20 to 30
+        ("batch-waiting(0.5, 3)", [10], 60),  # three steps more
+        ("batch-waiting(0.5, 3)", [49], 30),  # 49 tokens and the one of request 0 are half of a step
+        ("batch-waiting(0.5, 3)", [24, 25], 30),
+        ("batch-waiting(0, 3)", [10], 30),
+        ("batch-waiting(0.5, 0)", [10], 30),
+    ],
+)
+def test_prompts_wait_for_others_or_for_some_steps(batching: str, prompts: list[int], first: int) -> None:
+    jobs = [(request(0, 0, 10, 40), 40), *((request(n, 15, tokens, 2), 2) for n, tokens in enumerate(prompts, 1))]
+    events = drive(config(batching, total_kv_blocks=60), jobs)
+    assert [at for at, kind, number, _ in events if kind == "FIRST_TOKEN" and number] == [first] * len(prompts)
+
+
+def test_prompts_do_not_wait_where_nothing_generates() -> None:
+    events = drive(config("batch-waiting(0.5, 3)", total_kv_blocks=60), [(request(0, 0, 10, 2), 2), (request(1, 90, 10, 2), 2)])
+    assert [at for at, kind, _, _ in events if kind == "FIRST_TOKEN"] == [10, 100]
+
+
 def test_prompts_share_a_step_by_the_chunking_policy() -> None:
     jobs = [(request(0, 0, 60, 1), 1), (request(1, 0, 60, 1), 1)]
     ends = {}
@@ -152,7 +174,7 @@ def test_a_request_that_has_begun_goes_on_before_one_that_waited_for_a_prefix() 
     assert [number for _, kind, number, _ in events if kind == "FINISHED"] == [0, 2, 1]
 
 
-NO_EVICTION = ["guaranteed-no-evict", "static-batch"]
+NO_EVICTION = ["guaranteed-no-evict", "static-batch", "batch-waiting(0.5, 3)"]
 MAITRED = ["maitred", "maitred(look_past=2,max_skips=1,max_pauses=0)", "maitred(max_prefill_tokens=8,first_share=0.1)"]
 
 

@@ -415,3 +415,23 @@ def test_retraction_by_priority_needs_priorities() -> None:
 def test_options_without_the_flavour_have_no_effect_and_say_so() -> None:
     warnings = InstanceConfig(sglang=SGLangConfig(ignore_eos=True)).warnings(prefix_cache=False)
     assert warnings == ["the keys of sglang have no effect without flavour sglang"]
+
+
+def test_what_has_arrived_is_seen_every_so_many_decode_steps() -> None:
+    """A step of prefill takes 150 µs here, one that decodes 110 or 120. Decode steps begin at 150, and it looks after every
+    third: at 480 and then at 630, because a step of prefill ends there, where request 2 has come meanwhile."""
+    jobs = [job(0, 0, 50, 30), job(1, 200, 50, 40), job(2, 500, 50, 40)]
+    played = Played(sglang({"scheduler_recv_interval": 3}), *jobs)
+    assert [start for start, _, _ in played.steps] == [0, 480, 630]
+
+
+def test_an_arrival_waits_for_the_next_look_however_long_ago_the_last_prompt_was() -> None:
+    """The seventh decode step begins at 150 + 6 * 110 = 810, and it looks before that and at 1,140."""
+    jobs = [job(0, 0, 50, 30), job(1, 811, 50, 10)]
+    played = Played(sglang({"scheduler_recv_interval": 3}), *jobs)
+    assert [start for start, _, _ in played.steps] == [0, 1140]
+
+
+def test_an_idle_instance_sees_an_arrival_at_once() -> None:
+    played = Played(sglang({"scheduler_recv_interval": 30}), job(0, 0, 50, 2), job(1, 900, 50, 2))
+    assert [start for start, _, _ in played.steps] == [0, 900]

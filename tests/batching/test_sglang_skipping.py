@@ -38,6 +38,7 @@ def options(draw: st.DrawFn) -> SGLangConfig:
         ignore_eos=draw(st.booleans()) if rarely else False,
         min_free_slots_delay=draw(st.sampled_from([None, None, 2, 100])),
         prefill_decode_interval=draw(st.sampled_from([0, 0, 1, 5])),
+        scheduler_recv_interval=draw(st.sampled_from([1, 1, 3, 10])),
         enable_prefill_delayer=draw(st.booleans()) if rarely else False,
         prefill_delayer_max_delay_passes=draw(st.sampled_from([2, 30])),
         prefill_delayer_queue_min_ratio=draw(st.sampled_from([None, 0.5])),

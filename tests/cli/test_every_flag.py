@@ -238,6 +238,7 @@ EFFECTS: Final[Mapping[str, tuple[str, str]]] = {
     "priority_scheduling_preemption_threshold": (PREEMPTING, "--priority-scheduling-preemption-threshold 0"),
     "min_free_slots_delay": (f"{SGLANG} --total-kv-blocks 400 --max-num-seqs 8", "--min-free-slots-delay 4"),
     "prefill_decode_interval": (SGLANG, "--prefill-decode-interval 3"),
+    "scheduler_recv_interval": (f"{BUSY} --flavour sglang --rate 40", "--scheduler-recv-interval 20"),
     "prefill_decode_interval_min_bs": (f"{SGLANG} --prefill-decode-interval 3", "--prefill-decode-interval-min-bs 4"),
     "enable_prefill_delayer": (f"{SGLANG} --total-kv-blocks 400 --max-num-seqs 8", "--enable-prefill-delayer"),
     "prefill_delayer_max_delay_passes": (f"{DELAYED} --max-num-seqs 8", "--prefill-delayer-max-delay-passes 2"),

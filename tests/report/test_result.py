@@ -151,7 +151,6 @@ def test_a_model_is_named_with_its_gpus_the_error_and_the_memory() -> None:
     [
         (InstanceConfig(model="llama-3.1-8b", hardware="H200", latency="trained-physics"), "no error published for H200"),
         (InstanceConfig(model="llama-3.1-8b", latency="roofline"), "roofline latency model, error unknown"),
-        (InstanceConfig(model="yi-34b"), "(pip install 'maitred[silicon]'), error unknown"),
         (InstanceConfig(latency_error=0.04), "error 4.0% as configured"),
         (InstanceConfig(latency_scale=1.5), "all steps × 1.5"),
         (InstanceConfig(total_kv_blocks=500), "500 KV blocks of 16 tokens each, as given"),
@@ -162,6 +161,19 @@ def test_a_model_is_named_with_its_gpus_the_error_and_the_memory() -> None:
 )
 def test_what_is_particular_to_a_run_is_in_its_line(stated: InstanceConfig, words: str) -> None:
     assert words in line(stated)
+
+
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [
+        ("", " without measured kernels (pip install 'maitred[silicon]'), error unknown"),
+        ("0.12", ", as AIConfigurator does not"),
+    ],
+)
+def test_why_a_run_has_no_measured_kernels_is_in_its_line(version: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("report.run_setup", "instance.catalogue.measured"):
+        monkeypatch.setattr(f"maitred.{module}.installed_version", lambda: version)
+    assert f"roofline latency model{words}" in line(InstanceConfig(model="yi-34b"))
 
 
 def test_a_table_of_step_times_is_shown_by_its_source() -> None:

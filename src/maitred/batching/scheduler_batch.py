@@ -100,7 +100,7 @@ class SchedulerBatch(RunningBatch):
         (output, all_generate), plan = self._decide(), StepPlan(1)
         if all_generate:
             self._stall([])
-            begins = bool(output.context_requests or self._prefilling)
+            begins = bool(output.num_fitting_requests > self.num_decodes or self._prefilling)
             # If none can begin without eviction, none can until a request ends, so nothing is asked until then.
             self._is_blocked = self._never_evicts and self.num_decodes > 0 and not begins
         else:

@@ -266,6 +266,7 @@ SGLANG: Final = FlagGroup(
     KeyFlag("instance.sglang.min_free_slots_delay", "N"),
     KeyFlag("instance.sglang.prefill_decode_interval", "N"),
     KeyFlag("instance.sglang.prefill_decode_interval_min_bs", "N"),
+    KeyFlag("instance.sglang.scheduler_recv_interval", "N"),
     KeyFlag("instance.sglang.enable_prefill_delayer"),
     KeyFlag("instance.sglang.prefill_delayer_max_delay_passes", "N"),
     KeyFlag("instance.sglang.prefill_delayer_max_delay_ms", "MS"),

@@ -88,7 +88,7 @@ class InstanceConfig(VllmKeys, frozen=True, kw_only=True, forbid_unknown_fields=
     of `priority_policy`."""
     batching: str | None = None
     """What decides which requests each step serves: `guaranteed-no-evict`, `max-utilization`, `static-batch`, `max-requests`,
-    or `module:Class`. Null: continuous batching as vLLM does."""
+    `batch-waiting(...)`, or `module:Class`. Null: continuous batching as vLLM does."""
     context_chunking_policy: Literal["first-come-first-served", "equal-progress", "force-chunk", "none"] = (
         "first-come-first-served"
     )

@@ -46,6 +46,8 @@ class SGLangConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Decode steps between two steps of prefill."""
     prefill_decode_interval_min_bs: int = 1
     """Fewer running requests than this wait for no `prefill_decode_interval`."""
+    scheduler_recv_interval: int = 1
+    """Decode steps between two looks at what has arrived; after a step of prefill, and while nothing runs, it looks at once."""
     enable_prefill_delayer: bool = False
     """Hold prefill back while few requests could join."""
     prefill_delayer_max_delay_passes: int = 30
@@ -84,6 +86,7 @@ _RANGES: Final = {
     "schedule_conservativeness": (0, _MOST),
     "priority_scheduling_preemption_threshold": (0, _MOST),
     "prefill_decode_interval": (0, _MOST),
+    "scheduler_recv_interval": (1, _MOST),
     "prefill_delayer_max_delay_ms": (0, _MOST),
     "prefill_max_requests": (1, _MOST),
     "min_free_slots_delay": (1, _MOST),

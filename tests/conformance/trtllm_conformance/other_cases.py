@@ -8,9 +8,9 @@ from maitred.batching import (
     LlmRequest,
     reuse_adjusted_cost,
 )
+from maitred.batching.trtllm.batch_waiting import BatchWaiting, PromptTokens
 
 from .attention_dp import ContextBalance, RankRequest, RankState, route_to_ranks
-from .batch_waiting import BatchWaiting, PromptTokens
 from .block_needs import (
     BlockGeometry,
     SequenceNeed,

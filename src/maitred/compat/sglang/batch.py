@@ -58,6 +58,8 @@ class SGLangBatch(RunningBatch):
         "_is_full",
         "_num_deferred",
         "_num_prefill_steps",
+        "_num_seen",
+        "_polled_at",
         "_rules",
         "_waits_for_slot",
     )
@@ -81,6 +83,10 @@ class SGLangBatch(RunningBatch):
         self._num_deferred = 0
         """Decode steps that still come before prefill (`prefill_decode_interval`)."""
         self._num_prefill_steps = 0
+        self._polled_at = 0
+        """`step_index` of a pass that looked for arrivals: the last one, or one that was a number of intervals before it."""
+        self._num_seen = 0
+        """Requests that were in the queue then, and still are."""
 
     @property
     def is_full(self) -> bool:
@@ -96,6 +102,8 @@ class SGLangBatch(RunningBatch):
         preempted: list[SequenceState] = []
         plan.preempted = preempted
         self._counts_decode_steps = self._holds_decodes = self._waits_for_slot = False
+        if self._rules.options.scheduler_recv_interval > 1:
+            self._defer_to_poll(waiting)
         if not self._defers_prefill():
             if self._plan_prefill(plan, waiting, preempted, now):
                 return plan
@@ -153,6 +161,7 @@ class SGLangBatch(RunningBatch):
     def on_idle(self) -> None:
         self._host.new_token_ratio.reset()
         self._num_deferred = 0
+        self._polled_at = self.step_index  # an idle loop turns so fast that it looks at once
 
     def check(self) -> None:
         super().check()
@@ -166,6 +175,16 @@ class SGLangBatch(RunningBatch):
 
     def _defers_prefill(self) -> bool:
         return self._num_deferred > 0 and self.num_decodes >= self._rules.options.prefill_decode_interval_min_bs
+
+    def _defer_to_poll(self, waiting: WaitQueue | None) -> None:
+        """Let no prompt begin before the next pass that looks for arrivals, unless requests wait that an earlier one has seen
+        (then this pass sees all, which is a little too early for the newest)."""
+        interval = self._rules.options.scheduler_recv_interval
+        since = (self.step_index - self._polled_at) % interval
+        if not since:
+            self._num_seen = 0 if waiting is None else len(waiting)
+        elif self._chunked is None and not self._num_seen and self._num_deferred < interval - since:
+            self._num_deferred = interval - since
 
     def _plan_prefill(self, plan: StepPlan, waiting: WaitQueue | None, preempted: list[SequenceState], now: Micros) -> bool:
         """Make `plan` a step of prefill, if there is anything to prefill. Add the sequences that give way to `preempted`.
@@ -193,6 +212,8 @@ class SGLangBatch(RunningBatch):
         mixes = self._rules.passes.mixes and self._blocks.max_steps(1) == 1
         self._holds_decodes = plan.holds_decodes = not mixes
         self._num_deferred = self._rules.options.prefill_decode_interval
+        self._polled_at = self.step_index + (not plan.holds_decodes)  # after a step with prompts it looks at once
+        self._num_seen = 0
         waits_for_copies = self._host_tier is not None and self._plan_copies(plan, self._host_tier)
         if self._chunked is not None and plan.holds_decodes and len(admitted) == 1 and not waits_for_copies:
             self._repeat_chunk(plan, waiting)
