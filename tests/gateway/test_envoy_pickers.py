@@ -142,9 +142,11 @@ async def end(process):
 
 
 async def is_ready(port):
-    """Return whether the picker at a port says that it may be asked."""
+    """Return whether the picker at a port says that it may be asked. One that has not yet started does not."""
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        return (await channel.unary_unary(f"/{HEALTH_SERVICE}/Check")(b""))[1] == 1
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            return (await channel.unary_unary(f"/{HEALTH_SERVICE}/Check")(b""))[1] == 1
+        return False
 
 
 def test_a_picker_that_starts_anew_is_asked_again():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import pytest
 from world import Backend, ClientConnection, GatedAnswer, GatewayWorld, run, world
 
 from maitred.core.units import SECOND
+from maitred.gateway.bodies import body_budget
 from maitred.gateway.bodies.body_budget import BodyBudget, BodyLease
 from maitred.wire.clock import Clock
 from maitred.wire.exchange import ApiError
@@ -309,3 +311,21 @@ def test_who_holds_how_much_is_counted_while_memory_is_short() -> None:
     assert (budget.by_owner, budget.taken_bytes) == (None, 5)
     third.release()
     assert not budget.leases
+
+
+def test_the_memory_of_a_burst_is_returned_once_when_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> list[float]:
+        loop, returned, mib = asyncio.get_running_loop(), [], 1024 * 1024
+        began = loop.time()
+        monkeypatch.setattr(body_budget, "return_freed_memory", lambda: returned.append(loop.time() - began))
+        budget = BodyBudget(1024 * mib, Clock(lambda: 0))
+        for size, number in ((1, 10), (10, 4), (10, 4)):  # The first ten hold too little to speak of.
+            leases = [BodyLease(budget, "a", None) for _ in range(number)]
+            for lease in leases:
+                lease.take_bytes(size * mib)
+            for lease in leases:
+                lease.release()
+        await asyncio.sleep(15)
+        return returned
+
+    assert run(scenario()) == [5.0]

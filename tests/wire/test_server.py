@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import platform
 import signal
 import socket
 import subprocess
@@ -235,22 +234,3 @@ def test_only_a_connection_that_stays_sets_a_timer(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(server_context, "_WATCH_SECS", 0.001)
     run(scenario())
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library keeps memory in its own way")
-def test_freed_memory_of_large_bodies_is_kept():
-    code = """if True:
-        import resource
-        from maitred.wire.server import keep_freed_memory
-        keep_freed_memory()
-        def count_faults(turns):
-            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-            for _ in range(turns):
-                bodies = [bytes(200_000) for _ in range(8)]
-                del bodies
-            return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-        count_faults(10)
-        print(count_faults(100))
-    """
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert int(ran.stdout) < 1_000  # not 40,000

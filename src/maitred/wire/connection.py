@@ -3,6 +3,9 @@
 `ClientFraming` says what the bytes mean, and where a response ends. A connection is used again only if it says so, and the
 request had been sent completely. What one read of the socket brought of a body is handed over as one piece.
 
+**Large bodies.** A body goes out in slices of `_SLICE_BYTES`, the next one when the transport has room again: the system copies
+megabytes in one call, and TLS encrypts them, while nothing else runs. 31 MiB at once hold the loop for 10 ms or more.
+
 **Silence.** One timer watches a connection: `head_secs` until the head, then `idle_secs` between two pieces, not counting time
 in which reading is paused. For example, with `idle_secs: 300` and a piece every 2 s, the timer rings every 298 s or so.
 
@@ -29,6 +32,7 @@ from maitred.wire.sockets import write_message
 from maitred.wire.tls import keep_session
 
 _DONE: Final = State.DONE
+_SLICE_BYTES: Final = 256 * 1024
 STALE_SECS = 0.25
 """Seconds in which a request on a kept connection finds out that the connection was dead before."""
 
@@ -62,7 +66,9 @@ class UpstreamConnection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._response: UpstreamResponse | None = None
         self._has_head = False
-        self._is_reading_paused = False
+        self._is_reading_paused = self._is_writing_paused = False
+        self._unsent: memoryview | None = None
+        """What is still to be written of a large body."""
         self._last_received = 0.0
 
     def send_request(
@@ -80,7 +86,12 @@ class UpstreamConnection(asyncio.Protocol):
         self.has_received = self._has_head = self._is_reading_paused = False
         self._last_received = self._clock.time()
         self._response = UpstreamResponse(self, self.limits.high_water, self._loop)
-        write_message(self._transport, head, body)
+        if len(body) <= _SLICE_BYTES:
+            write_message(self._transport, head, body)
+        else:
+            self._transport.write(head)
+            self._unsent = memoryview(body)
+            self._write_slice()
         self._arm_silence_timer(self.limits.head_secs)
         return self._response
 
@@ -119,8 +130,26 @@ class UpstreamConnection(asyncio.Protocol):
         if self.is_usable:
             cast(asyncio.Transport, self._transport).resume_reading()
 
+    def pause_writing(self) -> None:
+        self._is_writing_paused = True
+
+    def resume_writing(self) -> None:
+        self._is_writing_paused = False
+        if self._unsent is not None:
+            self._loop.call_soon(self._write_slice)  # Not now: the loop has others to serve first.
+
+    def _write_slice(self) -> None:
+        """Write the next slice of a large body, unless the transport has no room: `resume_writing` goes on then."""
+        unsent, transport = self._unsent, self._transport
+        if unsent is None or transport is None or transport.is_closing() or self._is_writing_paused:
+            return
+        self._unsent = unsent[_SLICE_BYTES:] if len(unsent) > _SLICE_BYTES else None
+        transport.write(unsent[:_SLICE_BYTES])
+        if self._unsent is not None and not self._is_writing_paused:
+            self._loop.call_soon(self._write_slice)
+
     def abort(self) -> None:
-        self._response = None
+        self._response = self._unsent = None
         if self._transport is not None:
             self._transport.abort()
 
@@ -153,7 +182,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         response, self._response = self._response, None
-        self._transport = None
+        self._transport = self._unsent = None
         self._framing.close()
         if self._timer is not None:
             self._timer.cancel()
@@ -197,7 +226,9 @@ class UpstreamConnection(asyncio.Protocol):
         assert transport is not None
         self._response = None
         # An upstream may answer before it has the whole request. The unsent rest would go out in front of the next request.
-        if framing.peer is not _DONE or self._is_retired or transport.is_closing() or transport.get_write_buffer_size():
+        has_unsent = self._unsent is not None or transport.get_write_buffer_size()
+        if framing.peer is not _DONE or self._is_retired or transport.is_closing() or has_unsent:
+            self._unsent = None
             transport.abort()
             return
         framing.next_exchange()

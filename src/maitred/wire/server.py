@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import errno
 import gc
 import logging
@@ -33,6 +32,7 @@ from maitred.wire.acceptor import Acceptor
 from maitred.wire.certificate import ServerCertificate
 from maitred.wire.client_limits import KEEP_ALIVE_SECS
 from maitred.wire.exchange import Exchange, Handler
+from maitred.wire.freed_memory import keep_freed_memory
 from maitred.wire.handshakes import TlsAcceptor
 from maitred.wire.machine import ListeningSocket, Machine
 from maitred.wire.protocol import ServerConnection
@@ -48,12 +48,6 @@ LAST_ANSWERS_SECS = 2.0
 """Seconds that clients have to take the answers of handlers that were cancelled; a connection lingers for less (`protocol`)."""
 LAST_WORDS_SECS = 0.5
 """Seconds that handlers, and then clients, have for that if a signal has ended the drain."""
-KEPT_BYTES = 8 * 1024 * 1024
-"""Freed memory that a server keeps for the next large bodies."""
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_MMAP_THRESHOLD = 4 * 1024 * 1024
-"""Larger blocks are not kept, but grow without being copied. Otherwise a body of 31 MiB that comes in pieces holds the loop
-for 10 to 30 ms."""
 
 
 class App:
@@ -328,15 +322,6 @@ def _tune_garbage_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
-
-
-def keep_freed_memory() -> None:
-    """Have the C library keep up to `KEPT_BYTES` that large bodies have left, where it is glibc. Otherwise it gives their pages
-    back and takes them anew with each request: 50 page faults for 200 KB, or 15 to 40 µs."""
-    with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library, or Windows
-        set_option = ctypes.CDLL(None).mallopt
-        set_option(_M_TRIM_THRESHOLD, KEPT_BYTES)
-        set_option(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD)
 
 
 def _listen_error(host: str, port: int, error: OSError, host_flag: str, port_flag: str) -> ConfigError:

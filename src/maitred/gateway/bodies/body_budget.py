@@ -25,11 +25,15 @@ at most. An upload that is overdue is too slow; the one that was due first is th
 Who holds how much matters only while memory is short: with half of the budget left free, nobody can have more than a share. So
 it is counted from the leases when more than half is taken, and kept up to date until less than a quarter is.
 
+When bodies have held much and hold less than half of it, what they have left in memory goes back to the system a little later
+(`wire.freed_memory`).
+
 Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from operator import attrgetter
 from typing import Final
@@ -38,12 +42,17 @@ from maitred.core.units import Micros, from_seconds
 from maitred.gateway import error_responses
 from maitred.wire.clock import Clock
 from maitred.wire.exchange import ClientAddress
+from maitred.wire.freed_memory import return_freed_memory
 from maitred.wire.server_context import ServerContext
 
 _TENANT_SHARE: Final = 16
 _ADDRESS_SHARE: Final = 8
 _PACE: Final[Micros] = 20_000_000
 _NEVER: Final[Micros] = 1 << 62
+_BURST_BYTES: Final = 16 * 1024 * 1024
+"""Bodies that hold less leave little."""
+_RETURN_SECS: Final = 5.0
+"""Between the end of a burst and the return of its memory: what goes on as bursts pays for one of them in so many seconds."""
 
 
 class BodyBudget:
@@ -54,6 +63,9 @@ class BodyBudget:
         self._clock = clock
         self.taken_bytes = 0
         """Bytes held by leases."""
+        self.most_bytes = _BURST_BYTES
+        """The most that leases have held since memory was last returned, or `_BURST_BYTES` if that is more."""
+        self._return_timer: asyncio.TimerHandle | None = None
         self.server: ServerContext | None = None
         """What keeps further requests that a connection has sent; None while there is none."""
         self.uploads: dict[BodyLease, None] = {}
@@ -94,6 +106,16 @@ class BodyBudget:
             for lease in self.leases:
                 count_holding(self.by_owner, lease, lease.held_bytes)
         return self.by_owner
+
+    def end_burst(self) -> None:
+        """Return memory soon: leases hold much less than they did."""
+        self.most_bytes = _BURST_BYTES
+        if self._return_timer is None:
+            self._return_timer = asyncio.get_running_loop().call_later(_RETURN_SECS, self._return_memory)
+
+    def _return_memory(self) -> None:
+        self._return_timer = None
+        return_freed_memory()
 
     def make_room(self, lease: BodyLease, size: int) -> bool:
         """Let others go until `lease` may hold `size` more bytes, and return whether it may."""
@@ -175,12 +197,16 @@ class BodyLease:
         if self._stop is not None:
             self.end_upload()
         budget = self._budget
+        if budget.taken_bytes > budget.most_bytes:  # noqa: PLR1730  (a call of `max` for every request)
+            budget.most_bytes = budget.taken_bytes
         if budget.by_owner is None:
             budget.taken_bytes -= self.held_bytes
             self.held_bytes = 0
         else:
             self.return_bytes(self.held_bytes)
         budget.leases.pop(self, None)
+        if budget.most_bytes > _BURST_BYTES and 2 * budget.taken_bytes < budget.most_bytes:
+            budget.end_burst()
 
 
 def count_holding(by_owner: dict[str, int], lease: BodyLease, size: int) -> None:

@@ -1,0 +1,13 @@
+"""What tests on sockets run in."""
+
+import pytest
+from world import Backend, run_on_sockets
+
+
+def test_a_scenario_that_fails_with_a_port_open_ends():
+    async def scenario():
+        await Backend().start()
+        raise RuntimeError("the failure of a test")
+
+    with pytest.raises(RuntimeError, match="of a test"):
+        run_on_sockets(scenario())
