@@ -4,8 +4,10 @@
 
 The gateway runs in this process, a client and a backend in another one. Each shape is sent twice: once to measure the CPU time
 of the whole request, and once with a task that runs in every turn of the loop and measures the CPU time of the thread between
-two of its runs. So neither a busy machine nor the client counts. Everything in the gateway that reads bodies is on: programs,
-usage, hints of the prompt and the engine's priority. The shapes under "answers" are what the backend answers to a small
+two of its runs. So neither a busy machine nor the client counts, but interrupts do: what holds the loop for too long is sent
+again, and the least of five counts, since code takes its time each time. Everything in the gateway that reads bodies is on:
+programs, usage, hints of the prompt and the engine's priority. The shapes under "answers" are what the backend answers to a
+small
 request.
 
 The time for a byte is also given as a share of what a byte costs in a loop of plain Python on the same machine just then. Exits
@@ -39,6 +41,7 @@ from measuring import CALIBRATION_LOOPS, calibrate
 
 MIB = 1024 * 1024
 MAX_HOLD_SECS = 0.010
+HOLD_TRIES = 5
 MAX_SHARE = 5.0
 """Of a round of `calibrate`, which is four operations of Python's."""
 CHAT, FORM = "/v1/chat/completions", "/v1/audio/transcriptions"
@@ -252,16 +255,25 @@ async def measure(names: list[str], pipe: Connection, router: str | None) -> int
             before, began = clear_peak(), process_time()
             status, size = await exchange(pipe, name)
             nanos, memory = (process_time() - began) / size * 1e9, (peak_mib() - before) * MIB / size
-            holds = Holds()
-            with holds.measured():
-                await exchange(pipe, name)
-            share = nanos / loop_nanos
-            print(f"{name:36} {status:>6} {nanos:8.1f} {share:9.2f} {holds.longest * 1e3:8.1f} {memory:14.1f}", flush=True)
-            worst_hold = max(worst_hold, holds.longest)
+            hold, share = await longest_hold(pipe, name), nanos / loop_nanos
+            print(f"{name:36} {status:>6} {nanos:8.1f} {share:9.2f} {hold * 1e3:8.1f} {memory:14.1f}", flush=True)
+            worst_hold = max(worst_hold, hold)
             if share > worst_share:
                 worst_name, worst_share = name, share
     print(f"worst shape: {worst_name}, {worst_share:.2f} of a loop; the loop was held for {worst_hold * 1e3:.1f} ms at most")
     return int(worst_share > MAX_SHARE or worst_hold > MAX_HOLD_SECS)
+
+
+async def longest_hold(pipe: Connection, name: str) -> float:
+    """Return for how many seconds the loop is held at most, each time that a shape is sent."""
+    holds, least = Holds(), float("inf")
+    for _ in range(HOLD_TRIES):
+        with holds.measured():
+            await exchange(pipe, name)
+        least = min(least, holds.longest)
+        if least <= MAX_HOLD_SECS:
+            break
+    return least
 
 
 async def exchange(pipe: Connection, name: str) -> tuple[str, int]:

@@ -13,6 +13,7 @@
     descriptors      which idle connections are closed when descriptors are short; handshakes: those that have not shaken hands
     server_context   what the connections of a server share
     server           serves an app until told to stop
+    freed_memory     what the C library keeps of freed memory, and what goes back to the system
     acceptor         how many new connections a turn of the loop accepts
     client           sends requests to upstreams, over pooled connections
     resolver         the addresses of a host, looked up ahead of requests
