@@ -32,13 +32,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from maitred.admission import inputs
 from maitred.admission.adoption import enlist
 from maitred.admission.coordinator import PoolCoordinator
-from maitred.admission.gates.policy_gate import PolicyGate, Refusal
-from maitred.admission.gates.rate_gate import RateGate, make_rate_gate
-from maitred.admission.gates.usage_limits import UsageLimits
+from maitred.admission.gates.gates import Gates
+from maitred.admission.gates.policy_gate import Refusal
 from maitred.admission.learned_slots.signals import NO_DEMAND, PoolDemand
 from maitred.admission.pool.agenda import NEVER, Agenda
 from maitred.admission.pool.pool_views import HeadroomWatch, PoolSurvey, PoolView
-from maitred.admission.pool.slot_pool import EMPTY_LOAD, LoadProbe, SlotPool, no_load
+from maitred.admission.pool.slot_pool import EMPTY_LOAD, LoadProbe, no_load
 from maitred.admission.pool_directory import PoolDirectory
 from maitred.admission.terms.config import AdmissionConfig
 from maitred.admission.terms.counters import ClassView
@@ -92,17 +91,14 @@ class Admission:
         self._pool_of_model, self._counters_of_model = self._pools.by_model, self._pools.counters
         self._tickets = self._agenda.tickets
         self._coordinator = PoolCoordinator(self._pools, self._agenda)
-        self.uses_costs = False
-        """Whether decisions depend on what requests cost, so that `release` should be told of `tokens`."""
-        self._rate_gate: RateGate | None = None
-        self.limits = UsageLimits(self._agenda.reserved)
-        self._policy_gate, self._has_gates = PolicyGate(config), False
         self.reads_load = False
         """Whether `submit` reads `load`."""
-        self._use(config, self._policy_gate)
+        self._gates, self._has_gates = Gates(config, self._agenda.reserved, lambda: self._pools.total_slots), False
+        self.limits = self._gates.limits
+        self._use(config)
         for model, capacity in pools.items():
             _check_capacity(capacity)
-            self._resize(model, capacity)
+            self._pools.resize(model, capacity, NO_LEAD)
 
     def watch(self, watch: Callable[[Input, Sequence[Decision]], object] | None) -> None:
         """Tell `watch` each input from now on that raises nothing, with what was decided; None: nobody any more. Loads that are
@@ -112,7 +108,7 @@ class Admission:
     def make_ticket(self, request: Request, cost: int, pool: str | None = None) -> Ticket:
         """Return the ticket of a request, for `submit`. `cost` is in tokens: of the prompt, and of the answer if known. `pool`
         is the model whose pool it asks, if that is not its own."""
-        config, target = self._config, request.slo_target
+        config, target = self.config, request.slo_target
         if target is None and config.slo_targets:
             target = config.slo_targets.get(slo_class_of(request))
         return Ticket(
@@ -158,11 +154,11 @@ class Admission:
         settled = self._coordinator.run_due_before_input(now)
         ticket.counters = counters[ticket.priority_class]
         if self._has_gates:
-            refused = self._refuse_at_gates(ticket, load, now)
+            refused = self._gates.reject_refused(ticket, load, now, self._tenant_accounts)
             if refused is not None:
                 return [*settled, refused]
         elif self._tenant_accounts:
-            ticket.tenant_account = self._account_of(ticket)
+            ticket.join_account(self._tenant_accounts)
         pool = self._pool_of_model[ticket.pool]
         decisions = pool.submit(ticket, now, load)
         if ticket.state is not _LEFT:
@@ -171,17 +167,6 @@ class Admission:
             self._coordinator.mark_all()
             settled += self._coordinator.settle(now)
         return [*settled, *decisions] if settled else decisions
-
-    def _refuse_at_gates(self, ticket: Ticket, load: FleetLoad, now: Micros) -> Decision | None:
-        """Reject a newcomer that is over a rate or limit, or that the policy refuses; return None if it may ask for a slot."""
-        refused = None if self._rate_gate is None else self._rate_gate.reject_over_rate(ticket, now)
-        if refused is not None:
-            return refused
-        ticket.tenant_account = self._account_of(ticket)
-        refused = None if self._policy_gate.is_open else self._policy_gate.reject_refused(ticket, load, now)
-        if refused is None and self.limits.is_on and (refusal := self.limits.reserve(ticket, now)) is not None:
-            return self._policy_gate.reject(ticket, refusal, now)
-        return refused
 
     def confirm_first_byte(self, request_id: RequestId, now: Micros) -> bool:
         """Ask whether the first byte of a response may be sent.
@@ -285,16 +270,15 @@ class Admission:
             return self._record(inputs.Adopt.of(tickets, now, newcomers), lambda: self.adopt(tickets, now, newcomers))
         settled = self._coordinator.run_due_before_input(now)
         if newcomers and self.limits.is_on:
-            refused = [each for t in tickets if t.id in newcomers and (each := self._refuse_over_limit(t, now)) is not None]
+            refused = [each for t in tickets if t.id in newcomers and (each := self._reject_over_limit(t, now)) is not None]
             settled, tickets = [*settled, *refused], [ticket for ticket in tickets if ticket.state is not _LEFT]
         enlist(tickets, self._tickets, self._counters_of_model, self._pools.sequence_numbers)
         self._pools.note_adopted(tickets)
-        return [*settled, *self._renew(self._config, self._policy_gate, now)]
+        return [*settled, *self._renew(self.config, now)]
 
-    def _refuse_over_limit(self, ticket: Ticket, now: Micros) -> Decision | None:
+    def _reject_over_limit(self, ticket: Ticket, now: Micros) -> Decision | None:
         ticket.counters = self._counters_of_model[ticket.pool][ticket.priority_class]
-        refusal = self.limits.reserve(ticket, now)
-        return None if refusal is None else self._policy_gate.reject(ticket, refusal, now)
+        return self._gates.reject_over_limit(ticket, now)
 
     def recall(self, records: Sequence[UsageRecord], now: Micros, *, anew: bool = False) -> Sequence[Decision]:
         """Count what another core had counted for limits, in place of what was recalled of these windows before; `anew`: and
@@ -313,7 +297,7 @@ class Admission:
             return self.apply(inputs.Resize(now, pool, capacity, lead.kept, lead.lent))
         _check_capacity(capacity)
         settled = self._coordinator.run_due_before_input(now)
-        self._agenda.mark(self._resize(pool, capacity, lead).name)
+        self._agenda.mark(self._pools.resize(pool, capacity, lead).name)
         return [*settled, *self._coordinator.settle(now)]
 
     def is_unused(self, pool: str) -> bool:
@@ -327,7 +311,6 @@ class Admission:
             return self.apply(inputs.Forget(now, pool))
         settled = self._coordinator.run_due_before_input(now)
         self._pools.remove(pool)
-        self._policy_gate.total_slots = self._pools.total_slots
         return [*settled, *self._coordinator.recompute(now)]
 
     def reconfigure(self, config: AdmissionConfig, now: Micros) -> Sequence[Decision]:
@@ -335,12 +318,13 @@ class Admission:
         admission policy that cannot be made, and then nothing has changed."""
         if self._recorder is not None:
             return self.apply(inputs.Reconfigure(now, config))
-        policy_gate = self._policy_gate.reconfigured(config)  # First: if it raises, nothing has changed or is settled.
+        policy_gate = self._gates.policy_gate_for(config)  # First: if it raises, nothing has changed or is settled.
         settled = self._coordinator.run_due_before_input(now)
-        return [*settled, *self._renew(config, policy_gate, now)]
+        self._gates.use(config, policy_gate)
+        return [*settled, *self._renew(config, now)]
 
-    def _renew(self, config: AdmissionConfig, policy_gate: PolicyGate, now: Micros) -> Sequence[Decision]:
-        self._use(config, policy_gate)
+    def _renew(self, config: AdmissionConfig, now: Micros) -> Sequence[Decision]:
+        self._use(config)
         self._coordinator.mark_all()
         admitted = self._coordinator.settle(now)
         return [*admitted, *self._coordinator.recompute(now)]
@@ -361,18 +345,13 @@ class Admission:
         return None
 
     @property
-    def config(self) -> AdmissionConfig:
-        """The configuration in force."""
-        return self._config
-
-    @property
     def pool_names(self) -> Sequence[str]:
         """The names of the pools in alphabetical order: those of the models, or SHARED_POOL."""
         return list(self._pools.by_name)
 
     def refusal(self, decision: Decision) -> Refusal | None:
         """Return what to tell the client of a request that was just rejected, or None if no admission policy rejected it."""
-        return self._policy_gate.refusals.get(decision.reason)
+        return self._gates.refusal(decision)
 
     def view(self, pool: str) -> PoolView:
         """Return what one pool looks like now. Raises KeyError for an unknown pool."""
@@ -397,30 +376,16 @@ class Admission:
         for problem in self._pools.find_violations(self._tickets.values(), self._tenant_accounts.values()):
             raise InvariantError(problem)
 
-    def _use(self, config: AdmissionConfig, policy_gate: PolicyGate) -> None:
-        self._config, self._policy_gate = config, policy_gate
-        self.uses_costs = config.uses_costs
+    def _use(self, config: AdmissionConfig) -> None:
+        self.config, self.uses_costs = config, config.uses_costs
+        """The configuration in force, and whether decisions depend on what requests cost, so that `release` should be told of
+        `tokens`."""
         self._coordinator.input_lag = 1 if config.mode == "flow-control" else 0
-        self.reads_load = self._policy_gate.reads_load or config.mode == "flow-control"
-        self._rate_gate = make_rate_gate(config, self._rate_gate)
-        self.limits.use(config.limits)
-        self._has_gates = self._rate_gate is not None or not self._policy_gate.is_open or self.limits.is_on
+        self.reads_load, self._has_gates = self._gates.reads_load or config.mode == "flow-control", not self._gates.are_open
         self._tenant_accounts: dict[str, TenantAccount] = make_accounts(config)
         for ticket in self._tickets.values():
-            ticket.tenant_account = self._account_of(ticket)
+            ticket.join_account(self._tenant_accounts)
         self._pools.reconfigure(config, self._tickets.values())  # This fills the new accounts, as requests move over.
-        self._policy_gate.total_slots = self._pools.total_slots
-
-    def _account_of(self, ticket: Ticket) -> TenantAccount | None:
-        account = self._tenant_accounts.get(ticket.tenant)
-        if account is not None and ticket.sequences > account.most_slots:
-            account.most_slots = ticket.sequences
-        return account
-
-    def _resize(self, model: str, capacity: int, lead: Lead = NO_LEAD) -> SlotPool:
-        pool = self._pools.resize(model, capacity, lead)
-        self._policy_gate.total_slots = self._pools.total_slots
-        return pool
 
 
 def _check_capacity(capacity: int) -> None:

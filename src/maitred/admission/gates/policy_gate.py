@@ -14,6 +14,7 @@ passes; while it holds 5, it is refused.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -89,12 +90,11 @@ _BUDGET_SPENT: Final = Refusal("tenant_budget", message="this tenant has used it
 class PolicyGate:
     """One policy, and the budgets. Raises ConfigError for a policy that is unknown or cannot be made."""
 
-    def __init__(self, config: PolicyConfig, policy: AdmissionPolicy | None = None) -> None:
-        """`policy` is the one that `config` names, if it has been made already."""
-        self._config = config
+    def __init__(self, config: PolicyConfig, total_slots: Callable[[], int], policy: AdmissionPolicy | None = None) -> None:
+        """`total_slots` returns the slots of all models together. `policy` is the one that `config` names, if it has been made
+        already."""
+        self._config, self._total_slots = config, total_slots
         self._policy = policy or _make_policy(config)
-        self.total_slots = 0
-        """Slots of all models together; the core keeps it up to date."""
         self.refusals: dict[str, Refusal] = {}
         """The latest refusal of each reason."""
         self.is_open = config.never_refuses
@@ -103,8 +103,8 @@ class PolicyGate:
     def reconfigured(self, config: PolicyConfig) -> PolicyGate:
         """Return the gate for `config`. The policy stays, with all that it remembers, if nothing changes for it."""
         if any(getattr(config, key) != getattr(self._config, key) for key in _POLICY_KEYS):
-            return PolicyGate(config)
-        return PolicyGate(config, self._policy)
+            return PolicyGate(config, self._total_slots)
+        return PolicyGate(config, self._total_slots, self._policy)
 
     @property
     def reads_load(self) -> bool:
@@ -128,7 +128,7 @@ class PolicyGate:
         account = ticket.tenant_account
         if account is None or account.slot_share is None or not ticket.sheddable:
             return None
-        return _BUDGET_SPENT if account.in_flight > account.slot_share * self.total_slots else None
+        return _BUDGET_SPENT if account.in_flight > account.slot_share * self._total_slots() else None
 
 
 def _make_policy(config: PolicyConfig) -> AdmissionPolicy:

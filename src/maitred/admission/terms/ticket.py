@@ -206,6 +206,12 @@ class Ticket:
         """Whether it may be refused in favour of more urgent requests."""
         return self.slo_priority < 0
 
+    def join_account(self, accounts: dict[str, TenantAccount]) -> None:
+        """Count from now on in the account of its tenant, if that has one."""
+        account = self.tenant_account = accounts.get(self.tenant)
+        if account is not None and self.sequences > account.most_slots:
+            account.most_slots = self.sequences
+
     def transition(self, event: TicketEvent) -> None:
         """Go to the state that follows `event`. Raises TransitionError if the event cannot happen in this state."""
         following = _TRANSITION_TABLE[self.state][event]
