@@ -19,9 +19,9 @@ from maitred.core.units import MILLISECOND, Micros
 from maitred.scheduler.link.events import Granted
 from maitred.scheduler.link.gateway_books import BookedRequest
 from maitred.scheduler.link.gateway_end import GatewayEnd
-from maitred.scheduler.link.messages import RequestTerms
 from maitred.scheduler.link.placer import Placer
 from maitred.scheduler.link.scheduler_end import SchedulerEnd
+from maitred.scheduler.link.terms import RequestTerms
 from measuring import CALIBRATION_LOOPS, calibrate
 
 SECRET = b"a secret of a benchmark"

@@ -13,7 +13,8 @@ from maitred.programs import Programs, ProgramsConfig, ProgramState
 from maitred.scheduler.drivers.programs import RealTimePrograms
 from maitred.scheduler.link.gateway_books import BookedGateway
 from maitred.scheduler.link.linked_programs import LinkedPrograms
-from maitred.scheduler.link.messages import BeginProgram, EndProgram, LiveMemory, Memory, ProgramTerms
+from maitred.scheduler.link.messages import BeginProgram, EndProgram, Memory
+from maitred.scheduler.link.terms import LiveMemory, ProgramTerms
 from maitred.scheduler.sharing.hosted_programs import HostedPrograms
 from maitred.wire.machine import Machine
 

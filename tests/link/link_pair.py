@@ -13,9 +13,9 @@ from maitred.scheduler.link.channel import ChannelLimits
 from maitred.scheduler.link.events import Closed, Granted, LinkEvent, Opened, Preempted, Queued, Rejected
 from maitred.scheduler.link.gateway_books import BookedRequest, GatewayBooks, GatewayId
 from maitred.scheduler.link.gateway_end import GatewayEnd
-from maitred.scheduler.link.messages import RequestTerms
 from maitred.scheduler.link.placer import LinkPlace, NoPlace, Placer
 from maitred.scheduler.link.scheduler_end import SchedulerEnd
+from maitred.scheduler.link.terms import RequestTerms
 
 SECRET = b"a secret of a test"
 BULK, DEFAULT, INTERACTIVE, SYSTEM = PriorityClass
@@ -183,6 +183,6 @@ class Pair:
         return {gateway.id[0]: sum(one.holds_slot for one in gateway.requests.values()) for gateway in books}
 
     def lease(self, name: str) -> float:
-        until = self.gateways[name].lease_until
+        until = self.gateways[name].lease.until
         assert until is not None
         return to_seconds(until - self.offsets[name])

@@ -19,9 +19,10 @@ from maitred.scheduler.link.channel import ChannelState
 from maitred.scheduler.link.events import Closed, Granted, LinkEvent, Preempted, Rejected
 from maitred.scheduler.link.gateway_books import BookedRequest, GatewayBooks
 from maitred.scheduler.link.gateway_end import GatewayEnd
-from maitred.scheduler.link.messages import AnyMessage, Grant, RequestTerms
+from maitred.scheduler.link.messages import AnyMessage, Grant
 from maitred.scheduler.link.placer import LinkPlace, NoPlace, Placer
 from maitred.scheduler.link.scheduler_end import SchedulerEnd
+from maitred.scheduler.link.terms import RequestTerms
 
 MODEL = "m"
 CAPACITIES = (3, 3)

@@ -11,8 +11,8 @@ from maitred.core.decisions import DecisionLog
 from maitred.replay import ROOMS
 from maitred.replay.story import Story
 from maitred.replay.why import tell
-from maitred.scheduler.link.messages import ClassNote, RequestTerms
 from maitred.scheduler.link.scheduler_end import SchedulerEnd
+from maitred.scheduler.link.terms import ClassNote, RequestTerms
 from maitred.scheduler.sharing.class_notes import ClassNotes
 
 RULE = "the highest that tenant t may have"

@@ -6,8 +6,8 @@ import pytest
 from link_pair import BULK, DEFAULT, DRAINED, INTERACTIVE, Pair
 
 from maitred.core.units import SECOND, from_seconds, to_seconds
-from maitred.scheduler.link.messages import RequestTerms
 from maitred.scheduler.link.scheduler_end import SchedulerMode
+from maitred.scheduler.link.terms import RequestTerms
 
 TERMS = RequestTerms("m", DEFAULT, "", 1, 1)
 

@@ -6,7 +6,7 @@ from link_pair import BULK, DEFAULT, DRAINED, INTERACTIVE, SYSTEM, Pair, nonce
 
 from maitred.core.units import SECOND
 from maitred.scheduler.link.gateway_end import EndState
-from maitred.scheduler.link.messages import RequestTerms
+from maitred.scheduler.link.terms import RequestTerms
 
 TERMS = RequestTerms("m", INTERACTIVE, "", 1, 1)
 

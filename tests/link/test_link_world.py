@@ -27,8 +27,9 @@ from maitred.scheduler.link.gateway_request import GatewayRequest, RequestEvent
 from maitred.scheduler.link.gateway_request import GatewayRequestState as State
 from maitred.scheduler.link.learning import Learning
 from maitred.scheduler.link.linked_admission import LinkedAdmission
-from maitred.scheduler.link.messages import BeatAnswer, Hello, HelloPart, RequestTerms, Standing
+from maitred.scheduler.link.messages import BeatAnswer, Hello, HelloPart
 from maitred.scheduler.link.scheduler_end import SchedulerEnd
+from maitred.scheduler.link.terms import RequestTerms, Standing
 from maitred.scheduler.link.unaccounted import Unaccounted
 
 TERMS = RequestTerms("m", 1, "", 1, 1)
@@ -79,8 +80,8 @@ def count_the_lease_from_reception(patch: pytest.MonkeyPatch) -> None:
 
     def take(self: GatewayEnd, message: object, now: Micros) -> object:
         events = taken(self, message, now)  # type: ignore[arg-type]
-        if isinstance(message, BeatAnswer) and self.lease_until is not None:
-            self.lease_until = now + self._lease
+        if isinstance(message, BeatAnswer) and self.lease.until is not None:
+            self.lease.prolong(now)
         return events
 
     patch.setattr(GatewayEnd, "_take", take)

@@ -17,19 +17,15 @@ from maitred.scheduler.link.messages import (
     Grant,
     Hello,
     HelloPart,
-    LiveMemory,
-    LiveRequest,
     Marked,
     Note,
     Outcome,
     OutcomeKind,
-    ProgramTerms,
     Progress,
     Release,
-    RequestTerms,
-    Standing,
     Submit,
 )
+from maitred.scheduler.link.terms import LiveMemory, LiveRequest, ProgramTerms, RequestTerms, Standing
 
 TERMS = RequestTerms("m", DEFAULT, "", 1, 1)
 HUGE = 2**63 - 1

@@ -24,8 +24,9 @@ from maitred.scheduler.link.gateway_request import GatewayRequest, RequestEvent
 from maitred.scheduler.link.gateway_request import GatewayRequestState as State
 from maitred.scheduler.link.learning import Learning
 from maitred.scheduler.link.linked_admission import UNKNOWN_MODEL, LinkedAdmission
-from maitred.scheduler.link.messages import BeatAnswer, Reject, Standing
+from maitred.scheduler.link.messages import BeatAnswer, Reject
 from maitred.scheduler.link.scheduler_end import SchedulerEnd
+from maitred.scheduler.link.terms import Standing
 from maitred.scheduler.link.unaccounted import Unaccounted
 from maitred.scheduler.sharing.elections.elector import Elector
 from maitred.scheduler.sharing.elections.redis_election import RedisElection
@@ -88,8 +89,8 @@ def _returns(value: object) -> Callable[[Any], Any]:
 def _counts_from_reception(take: Any) -> Any:
     def mutant(self: Any, message: Any, now: int) -> Any:
         events = take(self, message, now)
-        if isinstance(message, BeatAnswer) and self.lease_until is not None:
-            self.lease_until = self._send_until = now + self._lease
+        if isinstance(message, BeatAnswer) and self.lease.until is not None:
+            self.lease.prolong(now)
         return events
 
     return mutant
@@ -97,8 +98,8 @@ def _counts_from_reception(take: Any) -> Any:
 
 def _counts_from_any_message(take: Any) -> Any:
     def mutant(self: Any, message: Any, now: int) -> Any:
-        if self.lease_until is not None:
-            self.lease_until = self._send_until = now + self._lease
+        if self.lease.until is not None:
+            self.lease.prolong(now)
         return take(self, message, now)
 
     return mutant
@@ -195,7 +196,7 @@ def _leads_alone(lead: Any) -> Any:
 
 
 def _asks_only_the_clock(may_send: Any) -> Any:
-    return lambda self, number, now: now < self._send_until
+    return lambda self, number, now: now < self.lease.send_until
 
 
 def _keeps_ages(let_in: Any) -> Any:

@@ -11,7 +11,8 @@ import pytest
 
 from maitred.admission.learned_slots import LearnedLimit
 from maitred.core.units import SECOND
-from maitred.scheduler.link.messages import KeptLimits, Note
+from maitred.scheduler.link.messages import Note
+from maitred.scheduler.link.terms import KeptLimits
 from maitred.scheduler.sharing.kept_limits import LimitNews
 from maitred.testing.world.behaviours import ClientPlan
 from maitred.testing.world.cluster.processes import SchedulerProcess

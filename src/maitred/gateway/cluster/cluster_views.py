@@ -63,7 +63,7 @@ class GatewayView:
     def state(self) -> ClusterState:
         """Return how its link is."""
         link = self._scheduler.link
-        lease_until = link.end.lease_until
+        lease_until = link.end.lease.until
         return ClusterState(
             role="gateway",
             name=link.end.name,
@@ -78,7 +78,7 @@ class GatewayView:
         """Yield its metrics."""
         end = self._scheduler.link.end
         yield from self.mode_families()
-        yield from link_families(end.answer_times, end.num_grants, end.num_declined)
+        yield from link_families(end.lease.answer_times, end.num_grants, end.num_declined)
 
     def mode_families(self) -> Iterator[Metric]:
         """Yield the mode of the link, and the time in each."""

@@ -110,7 +110,7 @@ class LinkedWorker(WorkerGateway):
 
     def share(self) -> Share:
         end, backends = self.scheduler.link.end, self.scheduler.fleet.backends
-        link = LinkShare(end.num_grants, end.num_declined, end.answer_times.share())
+        link = LinkShare(end.num_grants, end.num_declined, end.lease.answer_times.share())
         first_data = {backend.url: backend.first_data_times.share() for backend in backends}
         return msgspec.structs.replace(super().share(), link=link, first_data=first_data)
 

@@ -1,12 +1,14 @@
 """The link between one scheduler and its gateways, where they are processes of their own (`docs/cluster.md`). Sans-IO.
 
     messages.py         what is said, as data
+    terms.py            what is said of requests, memories and backends
     fields.py           the numbers in it
     failure_kinds.py    what is said of backends that fail
     prompt_hashes.py    what is said of prompts
     channel.py          one connection: who the peer is, frames, and their bounds
     authentication.py   the proofs by a shared secret
-    gateway_end.py      the end of a gateway: its requests, its lease, and whom it obeys
+    gateway_end.py      the end of a gateway: its requests, and whom it obeys
+    lease.py            until when it may start requests
     gateway_request.py  the life of one request at that end
     marks.py            what that end is still to say of what has ended
     gateway_memories.py what the requests of agent programs have asked for there

@@ -16,7 +16,8 @@ from msgspec.structs import replace
 from maitred.core.units import Micros
 from maitred.scheduler.link.connections import GatewayConnection
 from maitred.scheduler.link.gateway_books import GatewayId
-from maitred.scheduler.link.messages import AnyMessage, Hello, LiveRequest, Standing, Submit
+from maitred.scheduler.link.messages import AnyMessage, Hello, Submit
+from maitred.scheduler.link.terms import LiveRequest, Standing
 
 
 class Door:

@@ -9,7 +9,8 @@ import msgspec
 from maitred.admission import Refusal
 from maitred.admission.terms.limits import LimitStatus
 from maitred.core.units import Micros
-from maitred.scheduler.link.messages import BackendNews, Memory, Note
+from maitred.scheduler.link.messages import Memory, Note
+from maitred.scheduler.link.terms import BackendNews
 
 
 class Granted(msgspec.Struct, frozen=True):

@@ -24,7 +24,8 @@ from maitred.admission.terms.ticket import SLOT_HOLDING_STATES
 from maitred.core.errors import InvariantError
 from maitred.core.request import Request, RequestId
 from maitred.core.units import Micros
-from maitred.scheduler.link.messages import Failed, RequestTerms
+from maitred.scheduler.link.messages import Failed
+from maitred.scheduler.link.terms import RequestTerms
 
 GatewayId: TypeAlias = tuple[str, str]
 """The name and the boot of a gateway."""

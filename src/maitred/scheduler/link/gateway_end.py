@@ -12,10 +12,9 @@
     any       Welcome or Grant of an earlier epoch, a fault  DOWN      likewise
     any       `lost`                                         DOWN
 
-**The lease.** A gateway starts a request only while its lease lasts, and the scheduler gives its slots to others only later. It
-counts from the instant at which the gateway *sent* the beat that was answered, on its own clock. So a gateway that was
-stopped or cut off for longer than the lease starts nothing that a scheduler may have given to another, whenever the answer, or
-a grant, comes in the end. Two durations are compared, and no two clocks.
+**The lease.** A gateway starts a request only while its lease lasts (`lease`), and the scheduler gives its slots to others only
+later. So a gateway that was stopped or cut off for longer than the lease starts nothing that a scheduler may have given to
+another, whenever the answer, or a grant, comes in the end. Two durations are compared, and no two clocks.
 
 **First bytes and streams** are the gateway's own: `confirm_first_byte` asks nobody, and a stream goes on without a scheduler.
 
@@ -25,14 +24,12 @@ before and was lost with a connection does not matter.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import IntEnum
 from typing import Final
 
 from maitred.admission import ReleaseReason
 from maitred.core.errors import InvariantError
-from maitred.core.histogram import DURATION_BOUNDS, Histogram
 from maitred.core.units import SECOND, Micros
 from maitred.scheduler.link.authentication import Side
 from maitred.scheduler.link.channel import Channel, ChannelLimits, ChannelState
@@ -40,11 +37,11 @@ from maitred.scheduler.link.events import Abandoned, Closed, FleetTold, Granted,
 from maitred.scheduler.link.failure_kinds import FailureKind
 from maitred.scheduler.link.gateway_memories import GatewayMemories
 from maitred.scheduler.link.gateway_request import GatewayRequest, GatewayRequestState, RequestEvent, hello_parts
+from maitred.scheduler.link.lease import Lease
 from maitred.scheduler.link.marks import Marks
 from maitred.scheduler.link.messages import (
     Abandon,
     AnyMessage,
-    Beat,
     BeatAnswer,
     Declined,
     EndProgram,
@@ -53,26 +50,22 @@ from maitred.scheduler.link.messages import (
     Fleet,
     Grant,
     Hello,
-    KeptLimits,
     Mark,
     Memory,
     Note,
     Outcome,
     Preempt,
-    ProgramTerms,
     ProgramTokens,
     Progress,
     Queue,
     Reject,
     Release,
-    RequestTerms,
     Submit,
     Welcome,
     Yielded,
 )
+from maitred.scheduler.link.terms import KeptLimits, ProgramTerms, RequestTerms
 
-BEAT_INTERVAL: Final[Micros] = SECOND
-"""The time between two beats, µs."""
 _WELCOME_TIMEOUT: Final[Micros] = 3 * SECOND
 """How long a connection may take until the first lease, µs. A beat that is unanswered is bounded by the lease."""
 
@@ -98,8 +91,7 @@ class GatewayEnd:
         self.state = _DOWN
         self.epoch = 0
         """The highest epoch that a scheduler has told."""
-        self.answer_times = Histogram(DURATION_BOUNDS)
-        """The times from a beat to its answer, µs."""
+        self.lease = Lease()
         self.num_grants = self.num_declined = 0
         """Slots that were granted, and preemptions that came after the first byte."""
         self.has_several = False
@@ -111,24 +103,12 @@ class GatewayEnd:
         """What a scheduler has told last of what it has learned, for the one that leads next."""
         self.notes_for_scheduler: Callable[[], Iterable[Note]] = tuple
         """Returns what each scheduler is told with a hello."""
-        self.lease_until: Micros | None = None
-        """Until when requests may be started, µs, or None if no scheduler has welcomed this gateway yet."""
         self._secret, self._limits = secret, limits
         self._channel: Channel | None = None
         self._requests: dict[int, GatewayRequest] = {}
         self._memories = GatewayMemories()
-        self._lease: Micros = 0
-        self._send_until: Micros = 0
-        """The end of the last lease, µs, also of one whose connection is lost."""
-        self._num_lapses = 0
-        """How many leases were over before the next one began."""
         self._connected_at: Micros = 0
-        self._hello_sent_at: Micros = 0
-        self._beats: deque[tuple[int, Micros]] = deque()
-        """Beats that are not answered yet, with when they were sent."""
         self._marks = Marks()
-        self._last_beat = 0
-        self._next_beat_at: Micros = 0
 
     @property
     def requests(self) -> Collection[GatewayRequest]:
@@ -140,8 +120,8 @@ class GatewayEnd:
     def connect(self, nonce: bytes, now: Micros) -> None:
         """Begin on a new connection, in place of the one before. Raises ValueError for a nonce of a wrong length."""
         self._channel = Channel(Side.GATEWAY, self._secret, nonce, self._limits)
-        self.state, self._connected_at, self.lease_until = _GREETING, now, None
-        self._beats.clear()
+        self.state, self._connected_at = _GREETING, now
+        self.lease.end()
         self._marks.clear()
 
     def lost(self) -> None:
@@ -181,30 +161,32 @@ class GatewayEnd:
             return ()
         if self._channel is not None and self._channel.state is _CLOSED:
             return [self.give_up("")]
-        if self.lease_until is None:
+        if self.lease.until is None:
             if now >= self._connected_at + _WELCOME_TIMEOUT:
                 return [self.give_up("no scheduler has answered in time")]
             return ()
-        if now >= self.lease_until:
+        if now >= self.lease.until:
             return [self.give_up("the lease is over: no beat was answered in time")]
         if self._marks.next_due is not None:
             for marked in self._marks.take_due(now):
                 self._say(marked)
-        if now >= self._next_beat_at:
-            self._beat(now)
+        if now >= self.lease.next_beat_at:
+            self._say(self.lease.beat(now))
         return ()
 
     def next_deadline(self) -> Micros | None:
         """Return when to call `advance` next, or None while time changes nothing."""
         if self.state is _DOWN:
             return None
-        if self.lease_until is None:
+        until, next_beat_at = self.lease.until, self.lease.next_beat_at
+        if until is None:
             return self._connected_at + _WELCOME_TIMEOUT
-        return min(self.lease_until, self._next_beat_at, self._marks.next_due or self._next_beat_at)
+        return min(until, next_beat_at, self._marks.next_due or next_beat_at)
 
     def may_start(self, now: Micros) -> bool:
         """Return whether a grant would be obeyed at `now`."""
-        return self.state is _OPEN and self.lease_until is not None and now < self.lease_until
+        until = self.lease.until
+        return self.state is _OPEN and until is not None and now < until
 
     def may_send(self, number: int, now: Micros) -> bool:
         """Return whether a request that was granted a slot may be sent to its backend: the lease has not been over since.
@@ -215,7 +197,7 @@ class GatewayEnd:
         request = self._requests.get(number)
         if request is None or request.lapse < 0:
             return True
-        return request.lapse == self._num_lapses and now < self._send_until
+        return request.lapse == self.lease.num_lapses and now < self.lease.send_until
 
     # Requests.
 
@@ -288,8 +270,8 @@ class GatewayEnd:
         """Raise InvariantError if the states contradict each other. For tests."""
         if (self.state is _DOWN) != (self._channel is None):
             raise InvariantError(f"the end is {self.state.name}, and has {'a' if self._channel else 'no'} connection")
-        if (self.state is _OPEN) != (self.lease_until is not None):
-            raise InvariantError(f"the end is {self.state.name}, with a lease until {self.lease_until}")
+        if (self.state is _OPEN) != (self.lease.until is not None):
+            raise InvariantError(f"the end is {self.state.name}, with a lease until {self.lease.until}")
         for number, request in self._requests.items():
             if number != request.number or (request.state is not GatewayRequestState.WAITING and request.backend < 0):
                 raise InvariantError(f"request {number} is {request.state.name} at backend {request.backend}")
@@ -305,7 +287,7 @@ class GatewayEnd:
             return [self.give_up(f"{type(message).__name__} came before a welcome")]
         match message:
             case BeatAnswer():
-                self._on_beat_answer(message, now)
+                self.lease.on_answer(message, now)
             case Mark():
                 self._marks.add(message, now)
             case Queue():
@@ -335,18 +317,9 @@ class GatewayEnd:
             return [self.give_up("")]
         if self.state is not _HELLO or self._is_old(welcome.epoch):
             return [self.give_up(f"a welcome of epoch {welcome.epoch}, and {self.epoch} is the highest seen")]
-        self.state, self.epoch, self._lease = _OPEN, welcome.epoch, welcome.lease
-        self._num_lapses += now >= self._send_until  # Otherwise the scheduler had the hello before it could reclaim a slot.
-        self._prolong_lease(self._hello_sent_at)
-        self._next_beat_at = self._hello_sent_at + BEAT_INTERVAL
+        self.state, self.epoch = _OPEN, welcome.epoch
+        self.lease.begin(welcome.lease, now)
         return [Opened(welcome.epoch, welcome.is_learning, welcome.keeps_notes)]
-
-    def _on_beat_answer(self, answer: BeatAnswer, now: Micros) -> None:
-        while self._beats and self._beats[0][0] <= answer.number:
-            number, sent_at = self._beats.popleft()
-            if number == answer.number:
-                self.answer_times.observe(now - sent_at)
-                self._prolong_lease(sent_at)
 
     def _on_grant(self, grant: Grant, now: Micros) -> Sequence[LinkEvent]:
         if self._is_old(grant.epoch):
@@ -358,7 +331,7 @@ class GatewayEnd:
         if request is None or request.attempt != grant.attempt or not self.may_start(now) or not request.take(_GRANT):
             return ()
         self.num_grants += 1
-        request.backend, request.granted_at, request.lapse = grant.backend, now, self._num_lapses
+        request.backend, request.granted_at, request.lapse = grant.backend, now, self.lease.num_lapses
         return [Granted(grant.request, grant.backend, grant.rank, grant.limits)]
 
     def _on_queue(self, queue: Queue) -> Sequence[LinkEvent]:
@@ -405,26 +378,18 @@ class GatewayEnd:
             self._channel.say(message)
 
     def _say_hello(self, channel: Channel, now: Micros) -> None:
-        self.state, self._hello_sent_at = _HELLO, now
+        self.state = _HELLO
+        self.lease.ask(now)
         requests = [request.introduce(now) for request in self._requests.values()]
         for part in hello_parts(requests, self._memories.introduce(now), self.notes_for_scheduler()):
             channel.say(part)
         channel.say(Hello(self.name, self.boot, self.epoch, [], [], [*self.backends], self.limits))
 
-    def _beat(self, now: Micros) -> None:
-        self._last_beat += 1
-        self._beats.append((self._last_beat, now))
-        self._next_beat_at = now + BEAT_INTERVAL
-        self._say(Beat(self._last_beat))
-
-    def _prolong_lease(self, sent_at: Micros) -> None:
-        self.lease_until = self._send_until = sent_at + self._lease
-
     def give_up(self, reason: str, *, is_lasting: bool = False) -> Closed:
         """Use the connection no more, because of `reason`, or of what has closed its channel."""
         channel, self._channel = self._channel, None
-        self.state, self.lease_until = _DOWN, None
-        self._beats.clear()
+        self.state = _DOWN
+        self.lease.end()
         if channel is None:
             return Closed(reason)
         channel.close(reason, is_lasting=is_lasting)

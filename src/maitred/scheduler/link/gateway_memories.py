@@ -9,7 +9,8 @@ from __future__ import annotations
 import msgspec
 
 from maitred.core.units import Micros
-from maitred.scheduler.link.messages import BeginProgram, LiveMemory, Memory, ProgramTerms
+from maitred.scheduler.link.messages import BeginProgram, Memory
+from maitred.scheduler.link.terms import LiveMemory, ProgramTerms
 
 
 class _Asked(msgspec.Struct):

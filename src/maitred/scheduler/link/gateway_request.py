@@ -23,7 +23,8 @@ from typing import Final
 from msgspec.structs import replace
 
 from maitred.core.units import Micros
-from maitred.scheduler.link.messages import HelloPart, LiveMemory, LiveRequest, Note, RequestTerms, Standing
+from maitred.scheduler.link.messages import HelloPart, Note
+from maitred.scheduler.link.terms import LiveMemory, LiveRequest, RequestTerms, Standing
 
 _MOST_PROMPT_BYTES: Final = 8 << 20
 """Bytes of hashes in a `Hello`: half of the longest frame."""

@@ -34,20 +34,18 @@ from maitred.scheduler.link.messages import (
     Failed,
     FirstByte,
     Grant,
-    LiveRequest,
     Outcome,
     Preempt,
     Progress,
     Queue,
     Reject,
     Release,
-    RequestTerms,
-    Standing,
     Submit,
     Yielded,
 )
 from maitred.scheduler.link.placer import LinkPlace, NoPlace, Placer
 from maitred.scheduler.link.prompt_hashes import ReceivedPrompt
+from maitred.scheduler.link.terms import LiveRequest, RequestTerms, Standing
 
 _ADMIT, _QUEUE, _PREEMPT_SLOT, _REJECT = Action.ADMIT, Action.QUEUE, Action.PREEMPT_SLOT, Action.REJECT
 _FAILED: Final = ReleaseReason.FAILED

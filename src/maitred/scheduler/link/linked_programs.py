@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from maitred.core.units import Micros
 from maitred.scheduler.link.gateway_books import BookedGateway, BookedMemory, BookedRequest
-from maitred.scheduler.link.messages import AnyMessage, BeginProgram, EndProgram, LiveMemory, ProgramTerms, ProgramTokens
+from maitred.scheduler.link.messages import AnyMessage, BeginProgram, EndProgram, ProgramTokens
+from maitred.scheduler.link.terms import LiveMemory, ProgramTerms
 
 
 class MemoryHost:

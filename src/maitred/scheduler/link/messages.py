@@ -1,7 +1,8 @@
 """The messages of the link, as msgpack arrays: the number of the kind, and then the fields in order.
 
-A peer of another version says another thing by the same number, so a change of a message is a change of `VERSION`, which the
-first message on a connection tells. Times are ages, µs: clocks of two machines have nothing to do with each other.
+A peer of another version says another thing by the same number, so a change of a message, or of a part of one (`terms`), is a
+change of `VERSION`, which the first message on a connection tells. Times are ages, µs: clocks of two machines have nothing to
+do with each other.
 
 A request is named by the number that its gateway gave it, and by its *attempt*: how often it has asked for a place. It asks
 when it is submitted, when it has given up its slot or its backend, and once more in each `Hello` in which it waits. Whatever is
@@ -12,35 +13,22 @@ A number that makes no sense, such as a class that there is not, is told when th
 
 from __future__ import annotations
 
-from enum import IntEnum
-from typing import Annotated, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
 from maitred.admission import Refusal, ReleaseReason
-from maitred.admission.learned_slots import LearnedLimit
 from maitred.admission.terms.limits import LimitStatus
 from maitred.programs import Usage
 from maitred.scheduler.link.failure_kinds import FailureKind, OutcomeKind
-from maitred.scheduler.link.fields import Age, ClassNumber, Count, Number, Real
-from maitred.scheduler.link.prompt_hashes import PackedHashes
+from maitred.scheduler.link.fields import Age, Count, Number
+from maitred.scheduler.link.terms import BackendNews, KeptLimits, LiveMemory, LiveRequest, ProgramTerms, RequestTerms
 
 VERSION: Final = 11
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
     """Something that one end says to the other."""
-
-
-class Standing(IntEnum):
-    """What a request is at its gateway, as `Hello` tells it."""
-
-    WAITING = 0
-    """It asks for a slot."""
-    HELD = 1
-    """It holds one, and has no response yet."""
-    STREAMING = 2
-    """Its response has begun."""
 
 
 # Who the peers are.
@@ -76,97 +64,6 @@ class Farewell(Message, frozen=True, tag=3):
 
 
 # From the gateway.
-
-
-class ClassNote(Message, frozen=True):
-    """How a request came by its class. No decision goes by it; the scheduler's log has it (`core.decisions.NOTES_ROOM`)."""
-
-    asked: ClassNumber
-    rule: str
-    """In words; empty: it got the class that it named."""
-
-
-class RequestTerms(Message, frozen=True):
-    """What admission and routing go by, of one request. Nothing of the text of its prompt."""
-
-    model: str
-    priority_class: ClassNumber
-    tenant: str
-    cost: Count
-    prompt_tokens: Count
-    max_output_tokens: Count | None = None
-    sequences: Annotated[int, msgspec.Meta(ge=1, le=1 << 30)] = 1
-    client_id: str = ""
-    stream: bool = True
-    priority: Real = 0.0
-    routing_key: str = ""
-    program: str = ""
-    cache_namespace: str = ""
-    slo_class: str = ""
-    slo_target: Age | None = None
-    instances: tuple[Count, ...] = ()
-    """The only backends that may have it; empty: any may."""
-    memory: Count = 0
-    """The number of its memory at its gateway (`BeginProgram`), if it is of an agent program; else 0."""
-    prompt: PackedHashes | None = None
-    """What the router compares prompts by, or None if nothing is known of the prompt, or the router looks at none."""
-    class_note: ClassNote | None = None
-    """None where the scheduler has no log (`Welcome.keeps_notes`)."""
-
-
-class ProgramTerms(Message, frozen=True):
-    """What decides about the memory of one request of an agent program. Nothing of its prompt."""
-
-    model: str
-    tenant: str
-    program: str
-    """The id of the program; empty: the request is a program of its own."""
-    parent: str
-    priority_class: ClassNumber
-    characters: Count
-    prompt_tokens: Count | None = None
-    client_id: str = ""
-    asks_for_stream: bool = False
-    ends_program: bool = False
-
-
-class LiveMemory(Message, frozen=True):
-    """The memory of one request of an agent program in a `Hello`."""
-
-    number: Count
-    age: Age
-    """Since it was asked for."""
-    terms: ProgramTerms
-    memory: Number = -1
-    """Where it was granted, as the programs core numbers memories; -1 while it waits."""
-
-
-class LiveRequest(Message, frozen=True):
-    """One request in a `Hello`."""
-
-    request: Count
-    attempt: Count
-    standing: Standing
-    age: Age
-    """Since it was submitted."""
-    terms: RequestTerms
-    backend: Number = -1
-    """Where it is, if it holds a slot."""
-    held: Age = 0
-    """Since it has its slot."""
-    is_new: bool = False
-    """Whether its gateway knows of no scheduler that has decided anything about it."""
-
-
-class KeptLimits(Message, frozen=True):
-    """What a scheduler has learned of its backends, as its gateways keep it for the one that leads next."""
-
-    epoch: Count
-    """Of the scheduler that has told it."""
-    number: Count
-    """How often that has told something before."""
-    limits: dict[str, LearnedLimit]
-    """By the URLs of the backends."""
 
 
 class Hello(Message, frozen=True, tag=10):
@@ -384,23 +281,6 @@ class Memory(Message, frozen=True, tag=43):
     """Where it is granted, or None: the request waits, or is refused."""
     refusal: str = ""
     """Why it gets none (`ProgramReason`); empty: it waits."""
-
-
-class BackendNews(Message, frozen=True):
-    """What a gateway needs to know of one backend."""
-
-    healthy: bool
-    was_ever_healthy: bool
-    has_been_polled: bool
-    is_draining: bool
-    is_ejected: bool
-    rests: Age | None
-    """For how long the engine has asked to be left alone, or None."""
-    problem: str
-    models: bytes
-    """JSON, as the engine has it: numbers there may be larger than those of the link."""
-    url: str
-    """Empty for a number whose backend has gone."""
 
 
 class Fleet(Message, frozen=True, tag=27):

@@ -40,10 +40,11 @@ from maitred.scheduler.link.gateway_books import ConnectionId, GatewayBooks, Gat
 from maitred.scheduler.link.learning import Learning
 from maitred.scheduler.link.linked_admission import LinkedAdmission
 from maitred.scheduler.link.linked_programs import LinkedPrograms, MemoryHost
-from maitred.scheduler.link.messages import AnyMessage, Beat, BeatAnswer, Hello, Mark, Marked, Note, Standing, Welcome
+from maitred.scheduler.link.messages import AnyMessage, Beat, BeatAnswer, Hello, Mark, Marked, Note, Welcome
 from maitred.scheduler.link.model_slots import ModelSlots
 from maitred.scheduler.link.placer import Placer
 from maitred.scheduler.link.slot_settling import SlotSettling
+from maitred.scheduler.link.terms import Standing
 from maitred.scheduler.link.unaccounted import Unaccounted
 
 GATEWAY_LEASE: Final[Micros] = 3 * SECOND

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from maitred.core.request import PriorityClass, RequestId
-from maitred.scheduler.link.messages import ClassNote
+from maitred.scheduler.link.terms import ClassNote
 
 _MOST_NOTES: Final = 10_000
 """Of requests that have asked for no slot: they wait for memory of their program, or have left."""

@@ -19,7 +19,8 @@ from maitred.scheduler.backends.fleet_view import FleetView
 from maitred.scheduler.config import FleetConfig
 from maitred.scheduler.ejection import CircuitState, EjectionConfig
 from maitred.scheduler.link.failure_kinds import OutcomeKind
-from maitred.scheduler.link.messages import BackendNews, Outcome
+from maitred.scheduler.link.messages import Outcome
+from maitred.scheduler.link.terms import BackendNews
 from maitred.wire.clock import Clock
 from maitred.wire.errors import ConnectError
 

@@ -12,8 +12,9 @@ from maitred.core.units import Micros
 from maitred.scheduler.backends.backend import Backend
 from maitred.scheduler.backends.fleet_view import FleetView
 from maitred.scheduler.link.gateway_books import GatewayId
-from maitred.scheduler.link.messages import BackendNews, Fleet, Note
+from maitred.scheduler.link.messages import Fleet, Note
 from maitred.scheduler.link.scheduler_end import SchedulerEnd
+from maitred.scheduler.link.terms import BackendNews
 from maitred.scheduler.sharing.shares import OBJECTIVES, SHARES, Shares
 
 

@@ -16,7 +16,8 @@ from maitred.programs import ProgramRecord, ProgramRequest
 from maitred.scheduler.drivers.programs import MemoryLease, RealTimePrograms
 from maitred.scheduler.link.gateway_books import BookedMemory
 from maitred.scheduler.link.linked_programs import MemoryHost
-from maitred.scheduler.link.messages import EndProgram, LiveMemory, Memory, ProgramTerms
+from maitred.scheduler.link.messages import EndProgram, Memory
+from maitred.scheduler.link.terms import LiveMemory, ProgramTerms
 
 
 class HostedLease(MemoryLease):

@@ -19,8 +19,9 @@ from maitred.admission.learned_slots import LearnedLimit
 from maitred.core.units import SECOND, Micros
 from maitred.scheduler.backends.slot_learning import SlotLearning
 from maitred.scheduler.link.gateway_books import GatewayId
-from maitred.scheduler.link.messages import KeptLimits, Note
+from maitred.scheduler.link.messages import Note
 from maitred.scheduler.link.scheduler_end import SchedulerEnd
+from maitred.scheduler.link.terms import KeptLimits
 
 LIMITS: Final = "limits"
 """The kind of the notes that tell them."""

@@ -22,17 +22,9 @@ from maitred.scheduler.drivers.deadline_timer import DeadlineTimer
 from maitred.scheduler.link.events import Closed, LinkEvent, Opened
 from maitred.scheduler.link.failure_kinds import FailureKind
 from maitred.scheduler.link.gateway_end import EndState, GatewayEnd
-from maitred.scheduler.link.messages import (
-    ClassNote,
-    EndProgram,
-    Note,
-    Outcome,
-    ProgramTerms,
-    ProgramTokens,
-    Progress,
-    RequestTerms,
-)
+from maitred.scheduler.link.messages import EndProgram, Note, Outcome, ProgramTokens, Progress
 from maitred.scheduler.link.prompt_hashes import pack_hashes
+from maitred.scheduler.link.terms import ClassNote, ProgramTerms, RequestTerms
 from maitred.scheduler.sharing.class_notes import ClassNotes
 from maitred.scheduler.sharing.dialer import Dialer
 from maitred.scheduler.sharing.link_writer import LinkWriter, close_link

@@ -14,7 +14,8 @@ from maitred.core.units import Micros
 from maitred.programs import ProgramReason, ProgramRequest, Programs
 from maitred.scheduler.drivers.admission import AdmissionRejected
 from maitred.scheduler.drivers.programs import MemoryLease, RealTimePrograms
-from maitred.scheduler.link.messages import EndProgram, Memory, ProgramTerms
+from maitred.scheduler.link.messages import EndProgram, Memory
+from maitred.scheduler.link.terms import ProgramTerms
 from maitred.wire.clock import Clock
 
 

@@ -21,8 +21,9 @@ from maitred.scheduler.config import FleetConfig
 from maitred.scheduler.drivers.programs import RealTimePrograms
 from maitred.scheduler.link import linked_admission
 from maitred.scheduler.link.events import Abandoned, FleetTold, Granted, LinkEvent, Preempted, Queued, Rejected
-from maitred.scheduler.link.messages import KeptLimits, Memory, Note, Progress
+from maitred.scheduler.link.messages import Memory, Note, Progress
 from maitred.scheduler.link.placer import NoPlace
+from maitred.scheduler.link.terms import KeptLimits
 from maitred.scheduler.placements import Placement
 from maitred.scheduler.requests import ScheduledRequest
 from maitred.scheduler.scheduler import Scheduler, SchedulerParts

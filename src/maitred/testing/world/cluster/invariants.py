@@ -45,7 +45,7 @@ def _has_lease(process: LinkedProcess) -> bool:
     """Return whether a gateway lives that may start requests, paused or cut off as it may be."""
     if not process.lives or process.lives[-1].ended_at is not None or not hasattr(process, "gateway"):
         return False
-    until = process.gateway.scheduler.link.end.lease_until
+    until = process.gateway.scheduler.link.end.lease.until
     return until is not None and process.machine.clock.now() < until
 
 

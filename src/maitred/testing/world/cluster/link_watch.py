@@ -18,21 +18,8 @@ import msgspec
 from maitred.admission import Reason, TicketState
 from maitred.core.units import MILLISECOND, Micros
 from maitred.scheduler.link.gateway_books import GatewayId
-from maitred.scheduler.link.messages import (
-    AnyMessage,
-    Failed,
-    Grant,
-    Hello,
-    HelloPart,
-    LiveRequest,
-    Queue,
-    Reject,
-    Release,
-    RequestTerms,
-    Standing,
-    Submit,
-    Yielded,
-)
+from maitred.scheduler.link.messages import AnyMessage, Failed, Grant, Hello, HelloPart, Queue, Reject, Release, Submit, Yielded
+from maitred.scheduler.link.terms import LiveRequest, RequestTerms, Standing
 from maitred.testing.world.cluster.processes import SchedulerProcess
 from maitred.testing.world.cluster.scenario import LINK_PORT
 from maitred.testing.world.loop import VirtualLoop
