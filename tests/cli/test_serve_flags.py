@@ -15,8 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 from maitred.cli import main, scheduler, serve
-from maitred.cli.config_flags import SERVE as SERVE_FLAGS
 from maitred.cli.flags import command
+from maitred.cli.gateway_flags import SERVE as SERVE_FLAGS
 from maitred.cli.made_gateway import default_state
 from maitred.cli.serve import ServeFlags, run, values_of
 from maitred.cli.smg_flags import spread_values

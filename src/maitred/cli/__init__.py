@@ -11,7 +11,7 @@
     replay                                  recorded traffic under another configuration
     bench, calibration                      `bench`, with the names of vLLM's benchmark in vllm_names; `calibrate`
     check, listings, traces                 `check`; `policies`, `formats` and `models`; `convert`
-    config_flags                            a row for each flag that stands for a key: its key and its aliases
+    config_flags, gateway_flags             a row for each flag that stands for a key: its key and its aliases
     flags                                   the type, default and help of a flag, from its key; what a shell offers
     shared_flags, program_flags, smg_flags  flags that stand for no single key; live_flags: those of `serve` and `scheduler`
     usage                                   the short help, and errors about flags in our words

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from maitred.cli.config_flags import ENVOY
 from maitred.cli.flags import SWITCH, CommandFlags, command, flag
+from maitred.cli.gateway_flags import ENVOY
 from maitred.core.errors import ConfigError
 from maitred.scheduler.addresses import LinkAddress
 

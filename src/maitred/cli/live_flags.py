@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 
-from maitred.cli.config_flags import BACKENDS, CALLERS, FLOW_CONTROL, GATEWAY_ADMISSION, PROCESS
+from maitred.cli.config_flags import FLOW_CONTROL
 from maitred.cli.flags import SWITCH, flag, set_value
+from maitred.cli.gateway_flags import BACKENDS, CALLERS, GATEWAY_ADMISSION, PROCESS
 from maitred.cli.program_flags import PROGRAM_FLAG_NAMES
 from maitred.cli.smg_flags import SmgFlags, smg_values
 from maitred.core.errors import ConfigError

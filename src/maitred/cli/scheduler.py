@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from maitred import __version__
 from maitred.cli import hangup_came
-from maitred.cli.config_flags import SCHEDULE
 from maitred.cli.flags import command
+from maitred.cli.gateway_flags import SCHEDULE
 from maitred.cli.live_flags import FLAG_NAMES, LiveFlags, live_values
 from maitred.cli.made_gateway import this_machine
 from maitred.cli.serve import load_to_serve, log_warnings, reloaded_settings

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from maitred import __version__
 from maitred.cli import hangup_came
-from maitred.cli.config_flags import LINKED, SERVE
 from maitred.cli.flags import command, flag
+from maitred.cli.gateway_flags import LINKED, SERVE
 from maitred.cli.live_flags import FLAG_NAMES, LiveFlags, live_values
 from maitred.cli.made_gateway import make_gateway, this_machine
 from maitred.cli.terminal import exit_if_any, raise_file_limit

@@ -18,8 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Final
 
-from maitred.cli.config_flags import BACKENDS, GATEWAY_ADMISSION
 from maitred.cli.flags import SWITCH, flag, set_value
+from maitred.cli.gateway_flags import BACKENDS, GATEWAY_ADMISSION
 from maitred.cli.program_flags import ProgramFlags, program_values
 from maitred.core.errors import ConfigError
 

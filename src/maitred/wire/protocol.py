@@ -34,12 +34,12 @@ from maitred.wire.client_limits import (
     MIN_BYTES_PER_SEC,
     PARKED_SECS,
 )
-from maitred.wire.exchange import ApiError, ClientAddress, Exchange, Handler
+from maitred.wire.exchange import ApiError, Exchange, Handler
 from maitred.wire.messages import END, Event, FramingError, Headers, RequestHead, State
 from maitred.wire.refusals import encode_refusal, framing_refused, internal_error, request_timeout
 from maitred.wire.server_context import ServerContext
 from maitred.wire.server_framing import CONTINUE, ServerFraming
-from maitred.wire.sockets import write_message
+from maitred.wire.sockets import descriptor_of, peer_of, write_message
 
 log = logging.getLogger("maitred.wire")
 
@@ -80,18 +80,14 @@ class ServerConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._write = self._transport.write
-        peer = transport.get_extra_info("peername")
-        self._client: ClientAddress = peer[:2] if isinstance(peer, tuple) and len(peer) >= 2 else None
-        socket = transport.get_extra_info("socket")
-        self._socket: int = -1 if socket is None else socket.fileno()
+        self._client, self._socket = peer_of(transport), descriptor_of(transport)
         limit_buffers(self._transport)
         is_short = self._socket >= self._context.descriptors.mark
         # Over TLS there was room when it was accepted (`handshakes`). Its handshake would be the first to be given up now.
         if is_short and transport.get_extra_info("sslcontext") is None and not self._context.make_room(self._socket):
             self.abort()
         self._context.connections[self] = None
-        self._idle_since: float = self._clock.time()
-        self._made_at = self._idle_since
+        self._made_at = self._idle_since = self._clock.time()
         self._context.watch_soon(self)
 
     def data_received(self, data: bytes) -> None:
@@ -161,22 +157,19 @@ class ServerConnection(asyncio.Protocol):
             self._update_reading()
 
     def drain(self) -> None:
-        if self._exchange is None:
-            if self._context.closes_idle and not self._framing.is_in_head:
-                if self._may_be_asked:
-                    self._set_timer(self._made_at + FIRST_WORDS_SECS)
-                else:
-                    self._close()
-        elif not self._exchange.response_started:
-            self._end_with_exchange()
+        if self._exchange is not None:
+            if not self._exchange.response_started:
+                self._end_with_exchange()
+        elif self._context.closes_idle and not self._framing.is_in_head:
+            asked_until = self._made_at + FIRST_WORDS_SECS
+            # The first request of a new connection may be on its way: closing now would reset it.
+            if self._idle_since == self._made_at and self._clock.time() < asked_until:
+                self._set_timer(asked_until)
+            else:
+                self._close()
 
     def abort(self) -> None:
         self._transport.abort()
-
-    @property
-    def _may_be_asked(self) -> bool:
-        """Whether the first request of a new connection may be on its way: closing now would reset it."""
-        return self._idle_since == self._made_at and self._clock.time() < self._made_at + FIRST_WORDS_SECS
 
     @property
     def idle_since(self) -> float | None:
@@ -274,9 +267,7 @@ class ServerConnection(asyncio.Protocol):
         if exchange is not None and exchange.response_started:
             self._close()
             return
-        self._framing.keep_alive = False
-        path, added = (self._framing.path_in_head, None) if exchange is None else (exchange.path, exchange.added_headers)
-        self._write(encode_refusal(self._framing, error, path, added or []))
+        self._write(encode_refusal(self._framing, error, exchange))
         self._linger()
 
     def _linger(self) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from maitred.wire.exchange import ApiError
-from maitred.wire.messages import FramingError, Headers
+from maitred.wire.exchange import ApiError, Exchange
+from maitred.wire.messages import FramingError
 from maitred.wire.server_framing import ServerFraming
 
 FRAMING_CODES: Final = {
@@ -31,8 +31,10 @@ def internal_error(server: str = "server") -> ApiError:
     return ApiError(500, f"the {server} failed; its log says why", kind="server_error", code="internal_error")
 
 
-def encode_refusal(framing: ServerFraming, error: ApiError, path: str, added: Headers) -> bytes:
-    """Return the whole response that tells a client of `error`, with the headers `added`. The client has asked for `path`, or
-    "" if that is unknown. Raises FramingMisuse if another response has started."""
+def encode_refusal(framing: ServerFraming, error: ApiError, exchange: Exchange | None) -> bytes:
+    """Return the whole response that tells a client of `error`, the last one on its connection. It answers `exchange`, or what
+    has no exchange yet. Raises FramingMisuse if another response has started."""
+    path, added = (framing.path_in_head, None) if exchange is None else (exchange.path, exchange.added_headers)
     headers, body = error.answer(path)
-    return framing.start_response(error.status, [*headers, *added]) + framing.send_data(body, False)
+    framing.keep_alive = False
+    return framing.start_response(error.status, [*headers, *(added or ())]) + framing.send_data(body, False)

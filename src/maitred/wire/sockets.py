@@ -72,6 +72,18 @@ class SystemSocketWatch:
                 on_hangup()
 
 
+def peer_of(transport: asyncio.BaseTransport) -> tuple[str, int] | None:
+    """Return the address and port of the peer, or None where it has none: at a Unix socket."""
+    peer = transport.get_extra_info("peername")
+    return peer[:2] if isinstance(peer, tuple) and len(peer) >= 2 else None
+
+
+def descriptor_of(transport: asyncio.BaseTransport) -> int:
+    """Return the descriptor of its socket, or -1 if it has none."""
+    socket = transport.get_extra_info("socket")
+    return -1 if socket is None else int(socket.fileno())
+
+
 def write_message(transport: asyncio.WriteTransport, head: bytes, body: bytes) -> None:
     """Write a head and a body at once."""
     if len(body) <= MAX_JOINED_BYTES:

@@ -16,6 +16,7 @@ from maitred.scheduler.link.connections import Cut
 from maitred.scheduler.link.gateway_books import BookedGateway, ConnectionId
 from maitred.scheduler.link.scheduler_end import NOT_LEADING
 from maitred.scheduler.sharing.link_writer import LinkWriter, close_link
+from maitred.wire.sockets import peer_of
 
 log = logging.getLogger("maitred.gateway")
 _QUIET: Final[Micros] = 60 * SECOND
@@ -51,8 +52,8 @@ class HostConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.writer.transport = cast(asyncio.Transport, transport)
-        peer = transport.get_extra_info("peername")
-        self.peer = str(peer[0]) if isinstance(peer, tuple) else ""
+        peer = peer_of(transport)
+        self.peer = "" if peer is None else peer[0]
         self._number = self._host.accept(self)
 
     def data_received(self, data: bytes) -> None:
