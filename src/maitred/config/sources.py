@@ -3,8 +3,8 @@
 The way of a key, `admission.classes.bulk.queue_timeout_secs` for example:
 
     core/yaml_document.py       the text becomes a tree of keys, each with its line
-    cli/config_flags.py         a row for each flag that stands for a key, as has `gateway_flags.py` (`cli/flags.py` makes flags
-                                of the rows); keys of classes, like this one, have no row and no flag
+    cli/config_flags.py         a row for each flag that stands for a key; those of gateways are in `cli/gateway_flags.py`
+                                (`cli/flags.py` makes flags of the rows); keys of classes, like this one, have no flag
     config/merged.py            `MAITRED_ADMISSION__CLASSES__BULK__QUEUE_TIMEOUT_SECS` and flags become keys as well; the trees
                                 are laid over one another, and converted to the structs of the rooms
     admission/terms/config.py   `ClassConfig.__post_init__` checks the range; `class_rules` fills in what is not given
