@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from heapq import heappop, heappush
+from random import Random
 from typing import Any
 
+import pytest
 from admission_timeline import BULK, DEFAULT, INTERACTIVE, SYSTEM, Timeline
 
+from maitred.admission import ReleaseReason
 from maitred.admission.classes.priority import PromotionBudget
 
 SMG = {"flavour": "smg"}
@@ -174,3 +178,91 @@ def test_exactly_at_the_threshold_it_has_not_starved_though_another_has() -> Non
 
     assert t.release(5, "held") == ["b admit starved"]
     assert t.release(5, "b") == ["i admit slot_free"]
+
+
+FULL = {"interactive": {**PATIENT, "can_preempt": False}, "bulk": {**PATIENT, **STARVING}}
+
+
+def test_what_becomes_idle_is_kept_for_a_starving_request_that_needs_more() -> None:
+    """The chats that come and those that wait get no slot before it, though one is free for them."""
+    t = Timeline(4, **FULL)
+    for name in ("c0", "c1", "c2", "c3"):
+        t.submit(0, name, INTERACTIVE)
+    t.submit(0, "large", BULK, sequences=3)
+    t.submit(0.5, "c4", INTERACTIVE)
+    assert t.release(0.9, "c0") == ["c4 admit slot_free"]
+    assert t.release(2, "c1") == []
+    assert t.submit(2.1, "c5", INTERACTIVE) == ["c5 queue behind_queue"]
+    assert t.release(2.2, "c2") == []
+    assert t.release(2.3, "c3") == ["large admit starved"]
+
+
+def test_what_was_kept_goes_to_others_when_the_starving_request_leaves() -> None:
+    t = Timeline(2, **FULL)
+    t.submit(0, "c0", INTERACTIVE)
+    t.submit(0, "c1", INTERACTIVE)
+    t.submit(0, "large", BULK, sequences=2)
+    t.submit(1.5, "c2", INTERACTIVE)
+    assert t.release(2, "c0") == []
+    assert t.release(3, "large", ReleaseReason.CLIENT_GONE) == ["large cancel client_gone", "c2 admit slot_free"]
+
+
+def test_higher_classes_keep_what_they_reserve_meanwhile() -> None:
+    t = Timeline(4, interactive={**FULL["interactive"], "reserved_floor": 1}, bulk=FULL["bulk"])
+    for name in ("b0", "b1", "b2"):
+        t.submit(0, name, BULK)
+    t.submit(0, "large", BULK, sequences=3)
+    assert t.submit(2, "c0", INTERACTIVE) == ["c0 admit slot_free"]
+    assert t.release(2.1, "b0") == []
+    assert t.submit(2.2, "c1", INTERACTIVE) == ["c1 queue behind_queue"]
+    assert t.release(2.3, "c0") == ["c1 admit slot_free"]
+    assert t.release(2.4, "b1") == []
+    assert t.release(2.5, "b2") == ["large admit slot_free"]
+
+
+def test_nothing_is_kept_without_a_promotion_that_is_saved_up() -> None:
+    t = Timeline(2, {"promotion_burst": 0}, **FULL)
+    t.submit(0, "c0", INTERACTIVE)
+    t.submit(0, "c1", INTERACTIVE)
+    t.submit(0, "large", BULK, sequences=2)
+    t.submit(0, "c2", INTERACTIVE)
+    assert t.release(5, "c0") == ["c2 admit slot_free"]
+
+
+@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("slot_cost", ["requests", "tokens"])
+def test_no_stream_of_small_requests_keeps_a_large_one_waiting(seed: int, slot_cost: str) -> None:
+    """Chats come for more slots than there are, and each runs for a second at most: so a large bulk request has its slots a
+    second after it starves."""
+    random = Random(f"{seed} {slot_cost}")
+    size = random.randint(2, 8)
+    sizes = {"sequences": size} if slot_cost == "requests" else {"cost": size * 100}
+    patient = {**PATIENT, "queue_size": 10_000, "queue_timeout_secs": 600, "can_preempt": random.random() < 0.5}
+    floor = random.choice((0, 1, 3))
+    t = Timeline(
+        8,
+        {"slot_cost": slot_cost, "slot_tokens": 100, "reserve": random.choice(("fixed", "adaptive"))},
+        interactive={**patient, "reserved_floor": floor},
+        default={**patient, "can_preempt": False},
+        bulk={**patient, **STARVING, "can_preempt": False},
+    )
+    ends: list[tuple[float, str]] = []
+    came, got = dict[str, float](), dict[str, float]()
+
+    def note(at: float, lines: list[str]) -> None:
+        for name, action in (line.split()[:2] for line in lines):
+            if action == "admit":
+                got[name] = at
+                heappush(ends, (at + random.uniform(0.1, 1.0), name))
+
+    for step in range(200):
+        at = step / 20
+        while ends and ends[0][0] <= at:
+            end, name = heappop(ends)
+            note(end, t.release(end, name))
+        name, is_large = f"r{step}", step in (30, 90)
+        came[name] = at
+        k = BULK if is_large else random.choice((INTERACTIVE, INTERACTIVE, DEFAULT))
+        note(at, t.submit(at, name, k, **(sizes if is_large else {"cost": random.randint(1, 100)})))
+    waits = {name: got[name] - came[name] for name in ("r30", "r90")}
+    assert max(waits.values()) <= 1 + 1 + 0.05, waits

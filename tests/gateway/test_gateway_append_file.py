@@ -266,6 +266,15 @@ def test_half_a_line_of_a_killed_process_is_cut_off(tmp_path: Path, caplog: pyte
     assert path.read_bytes() == b"something else"
 
 
+def test_half_of_the_first_line_of_a_killed_process_is_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    for kind, whole in (({"header": b"head\n"}, b"head\nnext\n"), ({"begins": (b'{"room"', b'{"input"')}, b"next\n")):
+        path.write_bytes(next(iter(kind.values()))[0][:3] if "begins" in kind else b"hea")
+        with contextlib.closing(LineFile(path, where="x", **kind)) as file:
+            file.append(b"next\n")
+        assert path.read_bytes() == whole
+
+
 def test_standard_error_that_is_a_file_is_opened_anew(tmp_path: Path) -> None:
     path = tmp_path / "log"
     with path.open("wb", buffering=0) as standard:  # as `2> FILE`, without O_APPEND

@@ -92,6 +92,11 @@ FAILED: Final = {
     "an engine with so much to do that it is ejected": (700_753, {"mode": "legacy", "admission": {}}),
     "a victim that is on its way to an engine which fails it": (701_802, {}),
     "a backend that is drained, and gone by a reload before it is undrained": (810_117, {}),
+    "a promotion that is settled by the loss of slots, after the process has stood still": (577, {}),
+    "a large request that starves, and smaller ones that pass it": (853, {}),
+    "a tenant of whose first short answer more characters per token were learned than any other has": (1592, {}),
+    "answers that come as the time for them at a shutdown is over": (900_218, {}),
+    "a log of decisions that is torn in its first line": (900_376, {}),
 }
 """Seeds that have failed once, each with what it needs beside."""
 

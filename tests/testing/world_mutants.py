@@ -172,8 +172,8 @@ def _lower_class_goes_first(next_waiter: Any) -> Any:
 
 
 def _newcomer_passes_the_queue(blocking_reason: Any) -> Any:
-    def mutant(self: Any, ticket: Any) -> Any:
-        reason = blocking_reason(self, ticket)
+    def mutant(self: Any, ticket: Any, now: Any) -> Any:
+        reason = blocking_reason(self, ticket, now)
         fits = reason is Reason.BEHIND_QUEUE and self._slots.fits(ticket.lane, ticket.slot_units)
         return None if fits else reason
 

@@ -129,7 +129,8 @@ class LineFile:
         """Raise ConfigError for a file with another header. Note half a line at the end of a file of ours."""
         with path.open("rb") as file:
             begins = file.read(max(map(len, self._begins)))
-            if begins and not begins.startswith(self._begins):
+            # A kill may have left half of its first line.
+            if not begins.startswith(self._begins) and not any(ours.startswith(begins) for ours in self._begins):
                 if self._header:
                     hint = "name a new file, or one that was written for this"
                     raise ConfigError(f"{path} holds something else", where=self._where, hint=hint)

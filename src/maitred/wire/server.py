@@ -234,23 +234,22 @@ class _Server:
         context.close()
 
     async def _cancel_handlers(self) -> None:
-        """Cancel what still runs, and let clients take the answers that say so."""
-        tasks = tuple(self._context.tasks)
-        if not tasks:
-            return
-        log.warning("shutting down: requests that are cut off: %d", len(tasks))
-        for task in tasks:
-            task.cancel()
+        """Cancel what still runs, and let clients take the answers that say so, and those of what has just ended."""
         # Once a signal has ended the drain, what can be said at once is said even so: to close at once would reset it.
         is_hurried = self._skips.is_set()
         self._skips.clear()
-        await asyncio.wait(tasks, timeout=LAST_WORDS_SECS if is_hurried else CANCEL_SECS)
+        if tasks := tuple(self._context.tasks):
+            log.warning("shutting down: requests that are cut off: %d", len(tasks))
+            await self._cancel(tasks, is_hurried=is_hurried)
         await self._wait_until_closed(LAST_WORDS_SECS if is_hurried else LAST_ANSWERS_SECS)
         # One that was sent behind a stream, whose head could not say that the connection ends, has begun meanwhile.
         if late := tuple(self._context.tasks):
-            for task in late:
-                task.cancel()
-            await asyncio.wait(late, timeout=LAST_WORDS_SECS if is_hurried else CANCEL_SECS)
+            await self._cancel(late, is_hurried=is_hurried)
+
+    async def _cancel(self, tasks: Sequence[asyncio.Task[None]], *, is_hurried: bool) -> None:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks, timeout=LAST_WORDS_SECS if is_hurried else CANCEL_SECS)
 
     def _drain_connections(self) -> None:
         """Let each connection end with its next answer."""

@@ -9,7 +9,7 @@ Whenever slots may have become free, waiting requests are admitted, the most urg
 of them. Then the next one preempts, if its class may, as a newcomer would, and so on while there are victims. A request that
 starves may be promoted (`priority`). So after every event:
 
-    no request waits while a slot is free for its class, unless its tenant is at its limit
+    no request waits while a slot is free for its class, unless its tenant is at its limit or a larger one starves
     none that is next and may preempt waits while a victim's slot would do
 
 Example: 2 slots without reservations, both held by bulk requests, b1 and then b2. The chat c1 finds no slot and preempts b2,
@@ -42,7 +42,7 @@ from maitred.core.units import Micros
 
 # Members of enums are slow to look up.
 _AWAIT, _PREEMPT, _QUEUE, _RELEASE = TicketEvent.AWAIT, TicketEvent.PREEMPT_SLOT, TicketEvent.QUEUE, TicketEvent.RELEASE
-_AWAITING, _VICTIM = TicketState.AWAITING, TicketState.VICTIM
+_AWAITING, _QUEUED, _VICTIM = TicketState.AWAITING, TicketState.QUEUED, TicketState.VICTIM
 _PREEMPTION, _QUEUING = Action.PREEMPT_SLOT, Action.QUEUE
 _HIGHER_CLASS, _SLOT_FREE = Reason.HIGHER_CLASS, Reason.SLOT_FREE
 _VICTIM_GONE, _VICTIM_LEAVING = Reason.VICTIM_GONE, Reason.VICTIM_LEAVING
@@ -64,7 +64,7 @@ class ClassPool(SlotPool):
         self._may_preempt = any(lane.can_preempt for lane in rules.lanes)
         self._leaving = LeavingVictims()
         self._reorders = rules.tenant_weights is not None
-        """Whether a newcomer may become the next request of its lane, and fit where the one that was next is too large."""
+        """Whether a newcomer may become the next request of its lane, in place of one that is too large or keeps slots back."""
         self.resize(0)
 
     def submit(self, ticket: Ticket, now: Micros, load: FleetLoad) -> list[Decision]:
@@ -75,7 +75,7 @@ class ClassPool(SlotPool):
         if self.reserve is not None and not self.waiting:  # While requests wait, `dispatch` does it, and lets them in.
             self.reserve.review(now)
         units = self.priority.set_slot_units(ticket)
-        blocked_by = self.priority.blocking_reason(ticket)
+        blocked_by = self.priority.blocking_reason(ticket, now)
         if self.reserve is not None and blocked_by is not Reason.TENANT_LIMIT:
             self.reserve.on_arrival(lane, units, now)
         if blocked_by is None and self._bucket is not None and not self._bucket.has_token(now):
@@ -94,16 +94,12 @@ class ClassPool(SlotPool):
         ticket.transition(_QUEUE)
         self._start_waiting(ticket)
         self.queues.enqueue(ticket, now)
-        if blocked_by is Reason.BEHIND_QUEUE and self._reorders:
-            if self.slots.in_use < self.slots.capacity and self.priority.next_waiter() is ticket:
-                return [self._admit_waiter(ticket, _SLOT_FREE, now)]
-            if self.rules.lanes[lane].can_preempt and self.priority.next_preemptor() is ticket:
-                victim = self.priority.choose_victim(ticket, self.victims, self._leaving.units)
-                if victim is not None:
-                    return self._preempt_for_waiter(victim, ticket, now)
+        dispatched = self.dispatch(now) if blocked_by is Reason.BEHIND_QUEUE and self._reorders else []
+        if ticket.state is not _QUEUED:
+            return dispatched
         self._agenda.schedule(self.queues.deadline_of(ticket))
         self.schedule_waiters()
-        return [Decision(now, ticket.id, _QUEUING, blocked_by)]
+        return [Decision(now, ticket.id, _QUEUING, blocked_by), *dispatched]
 
     def release(self, ticket: Ticket, release_reason: ReleaseReason, now: Micros) -> list[Decision]:
         if ticket.state in SLOT_HOLDING_STATES:
@@ -199,13 +195,13 @@ class ClassPool(SlotPool):
             # `promotes_next_waiter`).
             regular = self.priority.next_waiter()
             starved = self.priority.next_promotion(regular, now)
-            if starved is not None:
+            if starved is not None and starved.slot_units <= self.slots.idle:
                 # The slot of a promoted request is safe: otherwise the class that it passed could take it back at once.
                 self.promotion_budget.count_promotion()
                 starved.promoted, starved.victim_group = True, None
                 starved.counters.promoted += 1
                 admitted.append(self._admit_waiter(starved, Reason.STARVED, now))
-            elif regular is not None:
+            elif regular is not None and self.priority.may_pass(regular, starved):
                 admitted.append(self._admit_waiter(regular, _SLOT_FREE, now))
             else:
                 break
@@ -392,7 +388,8 @@ class ClassPool(SlotPool):
         if not self.promotion_budget.is_within_bounds:
             yield "more promotions than their share"
         rate_allows = self._bucket is None or self._bucket.has_token(self.dispatched_at)
-        if rate_allows and (head := self.priority.next_waiter()) is not None:
+        head = self.priority.next_waiter() if rate_allows else None
+        if head is not None and self.priority.may_pass(head, self.priority.next_promotion(head, self.dispatched_at)):
             yield f"{head} waits while a slot is free for it"
         preemptor = self.priority.next_preemptor()
         if preemptor is not None and self.priority.choose_victim(preemptor, self.victims, self._leaving.units) is not None:

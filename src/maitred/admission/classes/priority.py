@@ -12,6 +12,9 @@ admission from the queues earns a share of one, and at most `burst` are saved up
 Example, share 0.25 and burst 2: of a starved backlog two requests are promoted at once, and then every fourth
 admission.
 
+The request to promote may need more slots than are idle. Small ones would take each as it becomes free, and so it gets what
+becomes idle next (`may_pass`). Meanwhile the higher classes have what they reserve, together, and no more.
+
 Nothing here changes a queue: the pool acts on the answers. Only `Ticket.slot_units` is set.
 
 The priorities by which an instance orders its wait queue are another thing: `queueing/priority.py`.
@@ -97,7 +100,7 @@ class AdmissionPriority:
         self._queues = queues
         self._promotion_budget = promotion_budget
 
-    def blocking_reason(self, ticket: Ticket) -> Reason | None:
+    def blocking_reason(self, ticket: Ticket, now: Micros) -> Reason | None:
         """Return why a newcomer, of which `slot_units` are set, cannot have a slot, or None if it can."""
         if ticket.tenant_account is not None and not ticket.tenant_account.has_room(ticket.sequences):
             return Reason.TENANT_LIMIT
@@ -111,6 +114,8 @@ class AdmissionPriority:
             if not slots.capacity:
                 return Reason.NO_CAPACITY
             return _HELD_BY_RESERVATION if slots.in_use + ticket.slot_units <= slots.capacity else _NO_SLOT
+        if queues.queued and not self.may_pass(ticket, self.next_promotion(None, now)):
+            return _BEHIND_QUEUE
         # Asked last: a newcomer that finds no slot may preempt, whatever waits for victims already; this reason would deny it.
         # As in a queue, a request whose tenant is at its limit holds no newcomer back.
         preemptors = queues.pending_preemptors
@@ -127,24 +132,29 @@ class AdmissionPriority:
         return None
 
     def next_promotion(self, next_waiter: Ticket | None, now: Micros) -> Ticket | None:
-        """Return the request to promote now, or None: the head of the least urgent lane that starves, for which a slot is idle.
-        `next_waiter` is next in any case: it is promoted only with `PoolRules.promotes_next_waiter`, as in SMG."""
+        """Return the request to promote next, with the units that it needs, or None: the head of the least urgent lane that
+        starves. `next_waiter` is next in any case: it is promoted only with `PoolRules.promotes_next_waiter`, as in SMG."""
         starvation = self._queues.starvation
         if now < starvation.earliest_at or not self._promotion_budget.can_promote:
             return None
-        # Compared with the idle units and not by `fits`: a promotion may use what a higher class has reserved.
         for head in starvation.starving_heads(now):
-            is_candidate = head is not next_waiter or self._promotes_next_waiter
-            if is_candidate and self._slots.idle >= self._set_units_of_starving(head):
+            if head is not next_waiter or self._promotes_next_waiter:
+                # It waits no longer for slots that its lane may not hold. What higher lanes reserve and do not use is idle.
+                head.slot_units = min(self.set_slot_units(head), self._slots.max_units(head.lane))
                 return head
         # Not after a promotion: the promoted request is in its queue until the caller admits it, so nothing would change.
         starvation.update_earliest()
         return None
 
-    def _set_units_of_starving(self, ticket: Ticket) -> int:
-        """Set and return the units that a starving request needs: it waits no longer for slots that its lane may not hold."""
-        ticket.slot_units = min(self.set_slot_units(ticket), self._slots.max_units(ticket.lane))
-        return ticket.slot_units
+    def may_pass(self, ticket: Ticket, starved: Ticket | None) -> bool:
+        """Return whether a request that fits may take its slots before `starved`, the one that is to be promoted next."""
+        slots = self._slots
+        if starved is None or starved.slot_units <= slots.idle:
+            return True
+        # By the sum of all higher lanes, as those may preempt one another. It fits at last: it needs no more than they leave.
+        above = starved.lane + 1
+        is_within_reservations = sum(slots.in_flight[above:]) + ticket.slot_units <= slots.reserved_above[starved.lane]
+        return ticket.lane >= above and is_within_reservations
 
     def next_preemptor(self) -> Ticket | None:
         """Return the request in a queue that is next by the order of classes, or None if its class may not preempt."""

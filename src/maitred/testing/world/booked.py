@@ -96,8 +96,13 @@ def most_units(config: AdmissionConfig, request: Booked) -> int:
 
 def least_units(config: AdmissionConfig, request: Booked, pool: Pool) -> int:
     """Return the least that it takes."""
-    wanted = sum(_wanted_slots(config, c, pool) for c in PriorityClass if c > request.asked_class)
-    return max(1, min(most_units(config, request), (pool.capacity - wanted) * units_per_slot(config)))
+    left = pool.capacity * units_per_slot(config) - most_reserved_above(config, request.asked_class, pool)
+    return max(1, min(most_units(config, request), left))
+
+
+def most_reserved_above(config: AdmissionConfig, priority_class: PriorityClass, pool: Pool) -> int:
+    """Return the most units that the classes above one reserve: less, if that is more than there are."""
+    return sum(_wanted_slots(config, c, pool) for c in PriorityClass if c > priority_class) * units_per_slot(config)
 
 
 def floor_above(config: AdmissionConfig, priority_class: PriorityClass, pool: Pool) -> int:

@@ -44,6 +44,7 @@ from maitred.testing.world.booked import (
     queue_of,
     units_per_slot,
 )
+from maitred.testing.world.starving_books import check_starving, spend_promotion
 from maitred.testing.world.turn_books import TurnBooks, in_order
 
 MAX_LATE: Final = 100 * MILLISECOND
@@ -74,6 +75,8 @@ class Books:
         self._configured_at: list[Micros] = []
         """When each of them came."""
         self._now: Micros = 0
+        self._input: Line | None = None
+        """The last input, if it has not taken effect."""
         self._newcomer: int | None = None
         """The request about which the last input was, if it has just come."""
 
@@ -84,11 +87,19 @@ class Books:
             if entry["room"] != "admission" or "raised" in entry:
                 continue
             if (decision := entry.get("decision")) is not None:
+                if decision["at"] >= self._now:
+                    yield from self._take_input()
                 yield from self._on_decision(decision)
-            elif (given := entry.get("input")) is not None:
-                self._now, self._newcomer = entry["at"], None
-                if (take := _INPUTS.get(given)) is not None:
-                    yield from take(self, entry)
+            elif "input" in entry:
+                yield from self._take_input()
+                self._now, self._newcomer, self._input = entry["at"], None, entry
+        yield from self._take_input()
+
+    def _take_input(self) -> Iterator[str]:
+        """Let the last input take effect. It has settled first what fell due before it, which stands behind it in the log."""
+        entry, self._input = self._input, None
+        if entry is not None and (take := _INPUTS.get(entry["input"])) is not None:
+            yield from take(self, entry)
 
     def end_life(self, began_at: Micros, at: Micros, *, may_lack_lines: bool) -> Iterator[str]:
         """Take note that a process has ended at `at`. Yield what was left, unless its last lines may be missing."""
@@ -196,11 +207,13 @@ class Books:
     def _on_admit(self, request: Booked, decision: Line) -> Iterator[str]:
         pool = self._pools[request.pool]
         yield from self._check_admitted(request, decision["reason"])
+        if len(self._configs) == 1:
+            together = [each for each in self._requests.values() if each.pool == request.pool]
+            yield from check_starving(request, together, pool, decision, self._config, self._is_excused)
         if request.waits:
-            yield from self._check_starving(request, pool, decision)
             if not request.awaits_victim:
                 pool.num_from_queues += 1
-                self._spend_promotion(pool, decision["reason"])
+                spend_promotion(pool, decision["reason"], self._config)
             yield from self._end_wait(request, decision)
         request.least_units = least_units(self._config, request, self._pools[request.pool])
         pool.in_use += request.least_units
@@ -225,35 +238,6 @@ class Books:
         burst, share = (max(values) for values in zip(*map(promotions, self._configs), strict=True))
         if pool.num_promoted > len(self._configs) * burst + share * pool.num_from_queues:
             yield f"{pool.num_promoted} of {pool.num_from_queues} admissions from queues were promotions"
-
-    def _check_starving(self, request: Booked, pool: Pool, decision: Line) -> Iterator[str]:
-        """Yield whether a request has got the slot that was due to one that starves. What is due follows from one
-        configuration, so nothing is said behind a reload."""
-        config = self._config
-        burst, _ = promotions(config)
-        is_certain = config.mode == "priority" and len(self._configs) == 1 and decision["reason"] == "slot_free"
-        if not is_certain or (burst if pool.credit is None else pool.credit) < 1:
-            return
-        for priority_class in PriorityClass:
-            head = self._head(request.pool, priority_class)
-            if head is None or priority_class is request.asked_class or head.tenant in config.tenant_policies:
-                continue
-            since = head.submitted_at + from_seconds(config.class_rules(priority_class).starvation_threshold_secs)
-            if decision["at"] > since and not self._is_excused(since, decision["at"]):
-                yield f"{request.mark} is admitted, and {head.mark} has starved for {decision['at'] - since} us"
-
-    def _head(self, pool: str, priority_class: PriorityClass) -> Booked | None:
-        """Return the request that has waited longest in a queue, or None if there is none, or another may go before it."""
-        queue = [r for r in self._requests.values() if r.waits and r.pool == pool and r.asked_class is priority_class]
-        if any(request.awaits_victim or request.freed_at for request in queue):
-            return None
-        return min(queue, key=lambda request: request.submitted_at, default=None)
-
-    def _spend_promotion(self, pool: Pool, reason: str) -> None:
-        """Count an admission from a queue, which earns a share of a promotion, and may have been one."""
-        burst, share = promotions(self._config)
-        credit = (burst if pool.credit is None else pool.credit) - (reason == "starved")
-        pool.credit = min(burst, credit + share)
 
     @property
     def _has_weights(self) -> bool:

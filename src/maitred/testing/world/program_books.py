@@ -28,8 +28,8 @@ from maitred.programs.config import ProgramsConfig
 
 MAX_LATE: Final = 100 * MILLISECOND
 """How late a decision may be that time alone leads to."""
-_MOST_CHARACTERS_PER_TOKEN: Final = 8
-"""More than any prompt of a world has: its words are of four letters. So what is counted of a prompt is less than it takes."""
+_FIRST_CHARACTERS_PER_TOKEN: Final = 5
+"""What a gateway takes for true as long as no answer has told it more."""
 _FEWEST_CHARACTERS_PER_TOKEN: Final = 4
 """Fewer than any has, so what is counted of a prompt is more than it takes."""
 _MOST_ANSWERED: Final = 100
@@ -48,7 +48,9 @@ class _Program:
     place: int | None = None
     """The engine that has its memory."""
     under_way: dict[int, int] = field(default_factory=dict)
-    """Its requests that may be there, each with tokens that it takes at least."""
+    """Its requests that may be there, each with tokens that it takes at least, without its prompt."""
+    characters: dict[int, int] = field(default_factory=dict)
+    """Of the prompts of these."""
     most_tokens: int = 0
     """More than any of its requests has taken so far, or will take, with its answer."""
     waits: dict[int, Micros] = field(default_factory=dict)
@@ -83,6 +85,9 @@ class ProgramBooks:
         self._config = ProgramsConfig()
         self._begun: dict[int, Any] = {}
         """The requests that have begun and not ended, as they came."""
+        self._most_characters: dict[tuple[str, str], float] = {}
+        """The most characters of a body for each token that an answer to a tenant of a model has told; a gateway learns from
+        each, so it counts fewer tokens of a prompt by none."""
         self._serials: dict[int, int] = {}
         """The programs of those that were decided on."""
         self._granted: set[int] = set()
@@ -122,6 +127,7 @@ class ProgramBooks:
             if program is not None and entry["id"] in program.under_way:
                 program.under_way[entry["id"]] += entry["tokens"]
         elif kind == "end":
+            self._learn(self._begun.get(entry["id"]), entry["usage"])
             self._forget(entry["id"], entry["at"])
         elif kind == "set_backend":
             capacity = entry["capacity"]
@@ -130,6 +136,12 @@ class ProgramBooks:
             models = entry["models"] if entry["status"] == "up" else []
             if self._up.get(entry["index"]) != models:
                 self._up[entry["index"]], self._quiet_since = models, entry["at"]
+
+    def _learn(self, asked: Any, usage: Any) -> None:
+        if asked is not None and usage is not None and usage["prompt_tokens"]:
+            of = asked["model"], asked["tenant"]
+            known = self._most_characters.get(of, _FIRST_CHARACTERS_PER_TOKEN)
+            self._most_characters[of] = max(known, asked["characters"] / usage["prompt_tokens"])
 
     def _forget(self, number: int, at: Micros) -> None:
         """Forget a request that has ended."""
@@ -151,7 +163,7 @@ class ProgramBooks:
                 yield from self._check_place(program, None if reason == "placed" else decision["backend"], decision)
                 program.place = decision["backend"]
                 program.waits.pop(number, None)
-                program.under_way[number] = asked["characters"] // _MOST_CHARACTERS_PER_TOKEN
+                program.under_way[number], program.characters[number] = 0, asked["characters"]
                 self._granted.add(number)
                 self._places[asked["client_id"]].append((at, decision["backend"]))
                 if reason == "placed":
@@ -203,7 +215,7 @@ class ProgramBooks:
         """Yield whether an engine that has taken a program is more than full, by the least that the programs there take."""
         place, there = decision["backend"], [each for each in self._programs.values() if each.place == decision["backend"]]
         memory = self._memory.get(place)
-        used = sum(self._config.buffer_tokens + sum(each.under_way.values()) for each in there)
+        used = sum(map(self._least_used, there))
         if memory is not None and used > memory:
             yield f"engine {place} takes program {decision['program']}, and its programs take {used} tokens of {memory}"
 
@@ -239,7 +251,13 @@ class ProgramBooks:
         memory, there = self._memory.get(place), [p for p in self._programs.values() if p.place == place]
         if memory is None:
             return inf
-        return memory - sum(self._config.buffer_tokens + sum(program.under_way.values()) for program in there)
+        return memory - sum(map(self._least_used, there))
+
+    def _least_used(self, program: _Program) -> int:
+        """Return fewer tokens than a program takes at its engine."""
+        ratio = self._most_characters.get((program.model, program.tenant), _FIRST_CHARACTERS_PER_TOKEN)
+        prompts = sum(int(program.characters[number] / ratio) for number in program.under_way)
+        return self._config.buffer_tokens + prompts + sum(program.under_way.values())
 
     def _has_most_room(self, place: int, program: _Program) -> bool:
         """Return whether an engine has most room for certain, of those that may serve the model of a program."""
