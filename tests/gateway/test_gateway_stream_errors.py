@@ -100,6 +100,33 @@ def test_a_stream_of_which_the_backend_dies_ends_with_an_error_event(path: str) 
     assert "in the middle of its response" in told(path, run(scenario()))
 
 
+ENDS = {
+    CHAT: (b"data: [DONE]\n\n",),
+    "/v1/completions": (b"data: [DO", b"NE]\n\n"),
+    MESSAGES: (b'event: message_stop\ndata: {"type":"message_stop"}\n\n',),
+    RESPONSES: (b'event: response.completed\ndata: {"type":"response.completed"}', b"\n\n"),
+}
+
+
+@pytest.mark.parametrize("path", ENDS)
+def test_no_error_follows_the_end_of_a_stream_of_which_http_has_none(path: str) -> None:
+    async def scenario() -> bytes:
+        pieces = (*BEGINNINGS.get(path, BEGINNINGS[CHAT]), *ENDS[path])
+        async with world(Backend(broken := Broken(*pieces))) as w:
+            client = await open_stream(w, path, b"".join(pieces))
+            broken.may_end.set()
+            return await rest(client)
+
+    assert run(scenario()) == b""
+
+
+def test_a_text_that_speaks_of_the_end_of_a_stream_is_none() -> None:
+    dialect = dialect_of(CHAT)
+    assert not dialect.has_ended(b'data: {"choices":[{"delta":{"content":"data: [DONE]"}}]}\n\n')
+    assert not dialect_of(MESSAGES).has_ended(b'data: {"text":"{\\"type\\":\\"message_stop\\"}"}\n\n')
+    assert not dialect.has_ended(b"\n\n")
+
+
 def test_a_failed_response_goes_on_with_what_has_begun() -> None:
     async def scenario() -> bytes:
         async with world(Backend(broken := Broken(CREATED, DELTA))) as w:

@@ -97,6 +97,7 @@ FAILED: Final = {
     "a tenant of whose first short answer more characters per token were learned than any other has": (1592, {}),
     "answers that come as the time for them at a shutdown is over": (900_218, {}),
     "a log of decisions that is torn in its first line": (900_376, {}),
+    "an engine that dies behind the last event of a stream, and before its end": (901_842, {}),
 }
 """Seeds that have failed once, each with what it needs beside."""
 

@@ -10,6 +10,7 @@ stands in the middle of an event, it is left without an end, and the server cuts
 
     b"data: {...}\\n\\n"  then the backend dies   -> b'data: {"error": ...}\\n\\n', the end
     b"data: {..."        then the backend dies   -> the connection is cut
+    b"data: [DONE]\\n\\n" then the backend dies   -> the end
 
 Compiled (`tools/compile.py`).
 """
@@ -194,19 +195,20 @@ class ResponseForwarder:
             self._proxied.memory_lease.usage = reader.usage
 
     def _break_off(self, error: ApiError) -> None:
-        """End a stream that does not come whole with an event that says why, if it stands between two events."""
+        """End a stream that does not come whole, if it stands between two events: with one that says why, unless the client
+        has its own end."""
         proxied, waiting = self._proxied, self._proxied.waiting_stream
         if waiting is not None and waiting.keeps_answer:
             send_error(waiting, error, proxied.path)
             return
-        is_between_events = (self._sent_before + self._last_sent).endswith(sse.EVENT_ENDS)
+        tail = self._sent_before + self._last_sent
         is_open = (
             self._is_stream and not self._response.is_complete and is_open_ended(self._client_headers(self._client_part()))
         )
-        if is_open and is_between_events:
+        if is_open and tail.endswith(sse.EVENT_ENDS):
             dialect = dialect_of(proxied.route.path)
-            event = dialect.refusal_event(error, self._first_sent + self._sent_before + self._last_sent)
-            self._writer.send_piece(event, False)
+            is_whole = dialect.has_ended(tail)
+            self._writer.send_piece(b"" if is_whole else dialect.refusal_event(error, self._first_sent + tail), False)
 
     async def _read_until_data(self) -> None:
         """Read the body up to its first data; or all of it, if it has none."""

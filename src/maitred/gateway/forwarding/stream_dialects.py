@@ -7,7 +7,8 @@ own API and skip others: to a client of /v1/messages, an error in the words of a
     /v1/responses      event: response.failed  {"type": "response.failed", "response": {"status": "failed", "error": ...}}
     all others         (no name)               {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
 
-An error is the last event of its stream: no `[DONE]` follows, nor any other end.
+An error is the last event of its stream: no `[DONE]` follows, nor any other end. Nor does it follow one: a stream that has its
+own end, and lacks only that of HTTP, is whole for its client (`has_ended`).
 
 A silence is filled with `event: ping` on /v1/messages, where that is an event of the API. Elsewhere it is filled with a
 comment, which clients skip; but once an event had an `id:`, some take the blank line behind a comment for an empty event.
@@ -30,6 +31,7 @@ from maitred.wire.exchange import ApiError, messages_error_type
 _encode: Final = msgspec.json.Encoder().encode
 _MAX_MESSAGE_BYTES: Final = 2_000
 """What is shown of a body that is no error object."""
+_DONE_EVENTS: Final = (b"data: [DONE]", b"data:[DONE]")
 _NO_STREAM: Final = "the backend has answered with no stream"
 
 
@@ -42,6 +44,14 @@ class StreamDialect:
     """Whether that is an event, and not a comment."""
     shows_whole_answers = True
     """Whether a client may make something of an answer that came whole, as an event."""
+    end_types: tuple[bytes, ...] = ()
+    """The last event of a whole stream has one of these, or is `[DONE]`."""
+
+    def has_ended(self, tail: bytes) -> bool:
+        """Return whether a stream has its own end. `tail` is what the client has last: a part of the last event, at least."""
+        last = sse.EVENT_END.split(tail.rstrip())[-1]
+        is_done = last != b"" and any(end.endswith(last) for end in _DONE_EVENTS)
+        return is_done or any(kind in last for kind in self.end_types)
 
     def error_event(self, status: int, error: Mapping[str, Any], sent: bytes = b"") -> bytes:
         """Return the event that ends a stream with an error. `status` is that of an answer with this error, `error` the error
@@ -70,6 +80,7 @@ class MessagesDialect(StreamDialect):
     keepalive = b'event: ping\ndata: {"type": "ping"}\n\n'
     has_keepalive_events = True
     shows_whole_answers = False
+    end_types = (b'"message_stop"',)
 
     def error_event(self, status: int, error: Mapping[str, Any], sent: bytes = b"") -> bytes:
         own = {"type": messages_error_type(status), "message": error["message"]}
@@ -80,6 +91,7 @@ class ResponsesDialect(StreamDialect):
     """The words of /v1/responses."""
 
     shows_whole_answers = False
+    end_types = (b'"response.completed"', b'"response.incomplete"', b'"response.failed"')
 
     def error_event(self, status: int, error: Mapping[str, Any], sent: bytes = b"") -> bytes:
         code = error.get("code")

@@ -22,7 +22,8 @@ What is played with the gateway in it (docs/world.md):
                    fails can do without
     simulation.py  a scenario, played to its end, with what is on its stage.py; process.py: the gateway on it
     invariants.py  what must hold; books.py: requests and slots, by the log of decisions, with booked.py: what a slot takes, and
-                   turn_books.py: whose turn it is; engine_books.py: by what engines saw; program_books.py: agent programs
+                   turn_books.py, starving_books.py: whose turn it is; engine_books.py: by what engines saw; program_books.py:
+                   agent programs
     behaviours.py  what clients do; clients.py and answers.py: what they see
     engines.py     emulated engines and their faults; lies.py: wrong pages of them; chaos.py: all kinds of faults
 """
