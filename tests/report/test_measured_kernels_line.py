@@ -44,24 +44,24 @@ def run(latency: AIConfiguratorLatency, prompt: int = 100, output: int = 4) -> m
         (
             "vllm",
             "B200",
-            "with 1,550 µs per step and 51 ms per request, fitted on half of 374 pairs, median error TTFT 19 %, TPOT 9 % ",
+            "with 1,500 µs per step and 66 ms per request, fitted on half of 925 pairs, median error TTFT 17 %, TPOT 8 % ",
         ),
         (
             "vllm",
             "H100",
-            "with 1,550 µs per step and 0 ms per request, fitted on half of 374 pairs, median error TTFT 10 %, TPOT 6 % ",
+            "with 1,500 µs per step and 0 ms per request, fitted on half of 925 pairs, median error TTFT 11 %, TPOT 7 % ",
         ),
         (
             "sglang",
             "H200",
-            "with 1,950 µs per step and 243 ms per request, fitted on half of 345 pairs, median error TTFT 26 %, ",
+            "with 2,250 µs per step and 195 ms per request, fitted on half of 832 pairs, median error TTFT 17 %, ",
         ),
         (
             "trtllm",
             "H100",
-            "(AIConfigurator), median error TTFT 29 %, TPOT 8 % on 115 measured pairs of h100_sxm under trtllm; ",
+            "(AIConfigurator), median error TTFT 29 %, TPOT 8 % on 305 measured pairs of h100_sxm under trtllm; ",
         ),
-        ("vllm", "A100", "TPOT 11 % on 154 measured pairs of other systems under vllm, as a100_sxm has too few; "),
+        ("vllm", "A100", "TPOT 10 % on 373 measured pairs of other systems under vllm, as a100_sxm has too few; "),
     ],
 )
 def test_the_line_says_overheads_and_the_error_on_the_nearest_pairs(engine: str, hardware: str, words: str) -> None:
@@ -93,7 +93,7 @@ def test_groups_that_differ_in_a_fitted_overhead_of_requests_have_none() -> None
     cluster, _ = resolve_fleet(ClusterConfig(groups=[measured, roofline]), replace(base, total_kv_blocks=5000))
     first = cluster.groups[0].latency
     assert isinstance(first, AIConfiguratorLatency)
-    assert (first.step_overhead, first.alpha) == (1550.0, (0.0, 0.0, 0.0))
+    assert (first.step_overhead, first.alpha) == (1500.0, (0.0, 0.0, 0.0))
     own = InstanceGroup(hardware="B200", latency=kernels("vllm", "B200", AIConfiguratorLatency(alpha=(9, 0, 0))))
     with pytest.raises(maitred.ConfigError, match="overheads of a request"):
         resolve_fleet(ClusterConfig(groups=[own, roofline]), replace(base, total_kv_blocks=5000))

@@ -105,8 +105,8 @@ def test_measured_kernels_are_the_default_where_they_are_known() -> None:
 
     assert isinstance(found.latency, AIConfiguratorLatency)
     step = found.latency_model().step_time(BatchShape(0, 0, 8000, (ChunkShape(8000, 0, 8000),)))
-    assert (found.latency.step_overhead, found.latency.alpha) == (1550.0, (0.0, 0.0, 0.0))
-    assert step - 1550 == pytest.approx(194_000, rel=0.01)
+    assert (found.latency.step_overhead, found.latency.alpha) == (1500.0, (0.0, 0.0, 0.0))
+    assert step - 1500 == pytest.approx(194_000, rel=0.01)
     assert found.total_kv_blocks == pytest.approx(27_326, rel=0.01)
     assert resolve_instance(found) == found
     assert isinstance(resolve_instance(InstanceConfig(model=LLAMA, hardware="RTX4090")).latency, RooflineLatency)

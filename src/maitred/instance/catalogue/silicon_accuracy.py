@@ -38,7 +38,7 @@ def without_request_overhead(latency: AIConfiguratorLatency) -> AIConfiguratorLa
 def described_overheads(latency: AIConfiguratorLatency) -> str:
     """Return the overheads of a resolved latency model and whence they are, in words; empty where none was fitted.
 
-    Example: `with 1,550 µs per step and 51 ms per request, fitted on half of 374 pairs`.
+    Example: `with 1,500 µs per step and 66 ms per request, fitted on half of 925 pairs`.
     """
     step, request = latency.step_overhead or 0.0, (latency.alpha or NO_ALPHA)[0] / 1000
     amounts = f"with {step:,g} µs per step and {request:,g} ms per request"

@@ -67,8 +67,8 @@ class AIConfiguratorLatency(LatencyConfig, frozen=True, tag="aiconfigurator"):
     """µs that each step takes beside its kernels: scheduling, sampling and whatever else the engine does on the CPU. Null: what
     was fitted for the engine (`catalogue/silicon.toml`; with TensorRT-LLM nothing). 0: none."""
     alpha: tuple[float, float, float] | None = None
-    """α0, α1 and α2 in µs, as those of `linear`: HTTP, tokenizer and client. Null: α0 as it was fitted for the engine (with
-    TensorRT-LLM none). `[0, 0, 0]`: none."""
+    """α0, α1 and α2 in µs, as those of `linear`: HTTP, tokenizer and client. Null: α0 as it was fitted for the engine (on an
+    H100 only with SGLang). `[0, 0, 0]`: none."""
 
     def __post_init__(self) -> None:
         if not 0 <= (self.step_overhead or 0.0) <= HOUR:
