@@ -10,8 +10,8 @@ disaggregated deployments, which do not say how most of their workers were set u
 
 Each is simulated as it was measured: as many users, who each send the next request when the last one is answered, --rounds
 requests of each, prompts and answers uniformly between 0.8 and 1 times the stated length (`--random-range-ratio 0.8`, as
-InferenceX measures; the others as stated), by an engine that was started as it was then (bench/silicon_recipes.py), and where that
-is not published with steps of at most 8,192 tokens. Step times are, one after the other, those of
+InferenceX measures; the others as stated), by an engine that is started as it was (bench/silicon_recipes.py), and where that is
+not published with steps of at most 8,192 tokens. Step times are, one after the other, those of
 `aiconfigurator`, of `roofline`, and of BLIS's `trained-physics`; beside them stands what AIConfigurator itself predicts
 (`run_agg`, with the prompt as the tokens of a mixed step). The overheads of `aiconfigurator` are fitted to the pairs of half of
 the deployments (`is_fitted`), which --overheads does, and `bare` is without them. Nothing else is fitted to these pairs.

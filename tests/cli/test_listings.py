@@ -16,7 +16,7 @@ from maitred.config.root import KINDS
 from maitred.core.errors import ConfigError
 from maitred.core.registry import NOT_SAID
 from maitred.instance.catalogue import hardware_names, model_names
-from maitred.instance.latency import LatencyConfig, LinearLatency, RooflineLatency, TrainedPhysicsLatency
+from maitred.instance.latency import AIConfiguratorLatency, LatencyConfig, LinearLatency, RooflineLatency, TrainedPhysicsLatency
 from maitred.queueing import SCHEDULERS
 from maitred.routing import ROUTERS, SCORERS
 
@@ -101,6 +101,10 @@ PURELY_LINEAR = TrainedPhysicsLatency((1000.0, 500.0, 20.0), (0, 0, 0, 0, 0, 50,
         ({"beta_coeffs": "1,2,3", "alpha_coeffs": "500,1,100"}, LinearLatency((1, 2, 3), (500, 1, 100))),
         ({"latency_model": "blackbox", "beta_coeffs": "1,2,3"}, LinearLatency((1, 2, 3))),
         ({"latency_model": "linear", "alpha_coeffs": "500,1,100"}, LinearLatency(alpha=(500, 1, 100))),
+        (
+            {"latency_model": "aiconfigurator(step_overhead=9)", "alpha_coeffs": "500,1,100"},
+            AIConfiguratorLatency(step_overhead=9, alpha=(500, 1, 100)),
+        ),
         ({"beta_coeffs": TEN, "alpha_coeffs": "1000,500,20"}, PURELY_LINEAR),
         ({"latency_model": "trained-physics", "beta_coeffs": TEN, "alpha_coeffs": "1000,500,20"}, PURELY_LINEAR),
     ],
@@ -114,6 +118,8 @@ def test_a_latency_model_and_its_coefficients(flags: dict[str, str], expected: L
     [
         ({"latency_model": "trained"}, "--latency-model: unknown latency model 'trained' .did you mean 'trained-physics'"),
         ({"latency_model": "roofline", "beta_coeffs": "1,2,3"}, "--beta-coeffs: roofline has no coefficients"),
+        ({"latency_model": "aiconfigurator", "beta_coeffs": "1,2,3"}, "--beta-coeffs: aiconfigurator has measured steps and"),
+        ({"latency_model": "aiconfigurator", "alpha_coeffs": "-1,2,3"}, "--alpha-coeffs: alpha must be"),
         ({"latency_model": "roofline:1"}, "--latency-model: roofline has no coefficients"),
         ({"alpha_coeffs": "1,2,3"}, "--alpha-coeffs: without --beta-coeffs it has no effect"),
         ({"beta_coeffs": TEN}, "--beta-coeffs: trained-physics takes --alpha-coeffs and --beta-coeffs together"),

@@ -129,6 +129,12 @@ def test_a_horizon_in_micros_as_blis_has_it(maitred: Any) -> None:
     assert "warning: --horizon is in µs, as in BLIS: the run ends after 6e-05 s (--horizon-secs takes seconds)\n" in result.err
 
 
+def test_a_page_on_standard_output_stands_there_alone(maitred: Any) -> None:
+    printed = maitred(*RUN, "--report", "-").out
+    assert printed.startswith("<!doctype html>")
+    assert printed.rstrip().endswith("</html>")
+
+
 MISTAKES = [
     (["--per", "tenants"], "--per: there is no breakdown 'tenants' (did you mean 'tenant'?)"),
     (["--plot", "p.gif"], "--plot: p.gif has no suffix of a picture format"),

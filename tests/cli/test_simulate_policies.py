@@ -149,7 +149,7 @@ def test_a_flag_that_is_wrong_is_one_line(maitred: Any, flags: tuple[object, ...
         (("--pd-decider", "never"), "disaggregation.decider has no effect without prefill_instances and decode_instances"),
         (
             ("--snapshot-refresh-interval", 50_000, "--num-instances", 2, "--routing-policy", "least-loaded"),
-            "snapshot_refresh_interval_ms has no effect with a router that goes by requests in flight, which it knows",
+            "snapshot_refresh_interval_ms has no effect with a router that reads no load: it knows what is in flight",
         ),
         (
             ("--cache-signal-delay", 50_000, "--num-instances", 2, "--routing-policy", "round-robin"),

@@ -138,6 +138,11 @@ def test_ctrl_c_leaves_what_can_be_resumed(maitred: Any, files: None, tmp_path: 
             "--report: d.yaml is already what CONFIG reads",
         ),
         (("sweep", "c.yaml", "--report", "./c.yaml"), "--report: c.yaml is already what SPEC reads"),
+        (("sweep", "c.yaml", "--plot", "p.svg", "--report", "./p.svg"), "--report: p.svg is already what --plot writes to"),
+        (
+            ("capacity", "--rate", "1", "--num-requests", "1", "--plot", "p.svg", "--report", "p.svg"),
+            "--report: p.svg is already what --plot writes to",
+        ),
         (
             ("capacity", "--config", "c.yaml", "--rate", "1", "--num-requests", "1", "--json", "c.yaml"),
             "--json: c.yaml is already what --config reads",

@@ -11,8 +11,10 @@ import pytest
 from emulated import chat, emulated, play
 from prometheus_client.parser import text_string_to_metric_families
 
-from maitred.instance import LinearLatency
+from maitred.cli.engine import _about_overheads
+from maitred.instance import InstanceConfig, LinearLatency
 from maitred.instance.flavours import flavour_keys
+from maitred.instance.latency import AIConfiguratorLatency
 from maitred.instance.sglang_config import SGLangConfig
 
 
@@ -80,6 +82,12 @@ def test_overheads_are_said_to_have_no_effect(stderr_until_ready):
     first, second = stderr_until_ready("--alpha-coeffs", "500,1,100", "--beta-coeffs", "5000,17.5,60")
     assert first.startswith("maitred: warning: alpha (--alpha-coeffs) has no effect here")
     assert second.startswith("maitred: engine on ")
+
+
+@pytest.mark.parametrize(("alpha", "warns"), [((500, 1, 100), True), ((0, 0, 0), False), (None, False)])
+def test_so_are_those_of_measured_kernels(alpha, warns):
+    instance = InstanceConfig(model=MODEL, latency=AIConfiguratorLatency(alpha=alpha))
+    assert bool([*_about_overheads(instance)]) is warns
 
 
 MODEL = "meta-llama/llama-3.1-8b-instruct"

@@ -63,12 +63,13 @@ def _about_overheads(instance: InstanceConfig) -> Iterator[str]:
 
     The overheads that trained-physics has by default are not given.
     """
-    from maitred.instance.latency import LinearLatency, TrainedPhysicsLatency
+    from maitred.instance.latency import AIConfiguratorLatency, LinearLatency, TrainedPhysicsLatency
 
     latency, default = instance.latency, (0.0, 0.0, 0.0)
     if isinstance(latency, TrainedPhysicsLatency):
         default = TrainedPhysicsLatency().alpha
-    if isinstance(latency, LinearLatency | TrainedPhysicsLatency) and latency.alpha not in (default, (0.0, 0.0, 0.0)):
+    has_alpha = LinearLatency | TrainedPhysicsLatency | AIConfiguratorLatency
+    if isinstance(latency, has_alpha) and latency.alpha not in (None, default, (0.0, 0.0, 0.0)):
         yield "alpha (--alpha-coeffs) has no effect here: what a request pays around an engine, a live one pays anyway"
 
 

@@ -74,7 +74,7 @@ class FileFlags(RunFlags):
     @property
     def prints_a_file(self) -> bool:
         """Whether a file goes to standard output, which then has no table."""
-        return STANDARD_OUTPUT in (self.metrics_file, self.results_path, self.decision_log)
+        return STANDARD_OUTPUT in (self.metrics_file, self.results_path, self.decision_log, self.report)
 
     @property
     def warmup_rule(self) -> Warmup:
@@ -173,14 +173,24 @@ def open_outputs(flags: FileFlags, inputs: Mapping[str, Path | None], trace: Tra
 
 
 def open_files(
-    named: Mapping[str, Path | None], stack: ExitStack, inputs: Iterable[tuple[str, Path | None]] = ()
+    named: Mapping[str, Path | None],
+    stack: ExitStack,
+    inputs: Iterable[tuple[str, Path | None]] = (),
+    plot: Path | None = None,
 ) -> dict[str, OutputFile]:
-    """Open the files that flags name, by flag, until `stack` is closed. `inputs` are those that are read, each with its flag.
-    Raises ConfigError for one that cannot be written, for two that are the same, and for one that is read."""
+    """Open the files that flags name, by flag, until `stack` is closed. `inputs` are those that are read, each with its flag,
+    and `plot` is what is written in the end without having been opened. Raises ConfigError for one that cannot be written, for
+    two that are the same, and for one that is read."""
     from maitred.report import OutputFile
 
-    _check_overlap(_present(named), ((name, path) for name, path in inputs if path is not None))
+    written = [*_present({"--plot": plot}), *_present(named)]
+    _check_overlap(written, ((name, path) for name, path in inputs if path is not None))
     return {name: stack.enter_context(OutputFile(path, where=name)) for name, path in _present(named)}
+
+
+def prints_table(*, quiet: bool | None, json: Path | None = None, report: Path | None = None) -> bool:
+    """Return whether a study prints its table: not with --quiet, nor where a file goes to standard output."""
+    return not quiet and STANDARD_OUTPUT not in (json, report)
 
 
 def write_study(found: StudyResult, files: Mapping[str, OutputFile]) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from maitred.cli.flags import SWITCH, CommandFlags, command, flag
-from maitred.cli.outputs import STANDARD_OUTPUT, open_files, write_study
+from maitred.cli.outputs import open_files, prints_table, write_study
 from maitred.cli.study import print_result
 from maitred.cli.terminal import exit_on_signals, progress_bar
 from maitred.core.errors import ConfigError
@@ -80,7 +80,7 @@ def replay(flags: ReplayFlags) -> None:
         files = open_files({"--json": flags.json, "--report": flags.report}, stack, read)
         found = _what_if(flags)
         write_study(found, files)
-    if not flags.quiet and flags.json != STANDARD_OUTPUT:
+    if prints_table(quiet=flags.quiet, json=flags.json, report=flags.report):
         print_result(found)
     if not all(bound.holds for bound in found.bounds):
         raise typer.Exit(BOUND_MISSED)

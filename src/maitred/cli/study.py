@@ -14,7 +14,7 @@ import typer
 
 from maitred.cli.config_flags import CAPACITY, WORKLOAD
 from maitred.cli.flags import SWITCH, CommandFlags, command, flag
-from maitred.cli.outputs import STANDARD_OUTPUT, open_files, write_study
+from maitred.cli.outputs import open_files, prints_table, write_study
 from maitred.cli.shared_flags import InstanceFlags, RunFlags, horizon, instance_values, parse_groups, slo
 from maitred.cli.terminal import ShowProgress, exit_on_signals, progress_bar
 from maitred.core.errors import ConfigError
@@ -85,7 +85,7 @@ def compare(flags: CompareFlags) -> None:
         )
         comparison = _compare(flags)
         write_study(comparison, files)
-    if not flags.quiet and flags.json != STANDARD_OUTPUT:
+    if prints_table(quiet=flags.quiet, json=flags.json, report=flags.report):
         print_result(comparison)
 
 
@@ -162,10 +162,10 @@ def sweep(flags: SweepFlags) -> None:
     with exit_on_signals(), ExitStack() as stack:
         if flags.report is not None and flags.report.parent == out:  # The folder is made by the first run.
             out.mkdir(parents=True, exist_ok=True)
-        files = open_files({"--report": flags.report}, stack, [("SPEC", flags.spec)])
+        files = open_files({"--report": flags.report}, stack, [("SPEC", flags.spec)], flags.plot)
         result = _run_and_write(flags, flags.spec, out)
         write_study(result, files)
-    if not flags.quiet:
+    if prints_table(quiet=flags.quiet, report=flags.report):
         print_result(result)
 
 
@@ -303,12 +303,12 @@ def capacity(flags: CapacityFlags) -> None:
     if flags.plot is not None:
         check_plot_path(flags.plot, where="--plot")
     with exit_on_signals(), ExitStack() as stack:
-        files = open_files({"--json": flags.json, "--report": flags.report}, stack, [("--config", flags.config)])
+        files = open_files({"--json": flags.json, "--report": flags.report}, stack, [("--config", flags.config)], flags.plot)
         result = _find_capacity(flags)
         write_study(result, files)
     if flags.plot is not None:
         result.plot(flags.plot)
-    if not flags.quiet and flags.json != STANDARD_OUTPUT:
+    if prints_table(quiet=flags.quiet, json=flags.json, report=flags.report):
         print_result(result)
 
 

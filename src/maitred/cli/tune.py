@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from maitred.cli.flags import SWITCH, CommandFlags, command, flag
-from maitred.cli.outputs import STANDARD_OUTPUT, open_files, write_study
+from maitred.cli.outputs import open_files, prints_table, write_study
 from maitred.cli.study import check_ray, print_result
 from maitred.cli.terminal import exit_on_signals, progress_bar
 from maitred.core.errors import ConfigError
@@ -90,7 +90,7 @@ def tune(flags: TuneFlags) -> None:
         write_study(found, files)
         if "--write" in files:
             files["--write"].write(_file(found, flags.config).encode())
-    if not flags.quiet and flags.json != STANDARD_OUTPUT:
+    if prints_table(quiet=flags.quiet, json=flags.json, report=flags.report):
         print_result(found)
     if not found.is_better:
         raise typer.Exit(NOT_BETTER)

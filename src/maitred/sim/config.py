@@ -155,7 +155,7 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         if is_admission_off and self.capacity is not None:
             yield "a capacity has no effect with admission off: every request enters"
         if self.snapshot_refresh_interval_ms and not reads & (Signals.LOAD | Signals.MEMORY):
-            yield "snapshot_refresh_interval_ms has no effect with a router that goes by requests in flight, which it knows"
+            yield "snapshot_refresh_interval_ms has no effect with a router that reads no load: it knows what is in flight"
         if self.cache_signal_delay_ms and not reads & Signals.CACHES:
             yield "cache_signal_delay_ms has no effect with a router that does not look at prefix caches"
         yield from self.failures.warnings()

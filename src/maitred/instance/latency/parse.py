@@ -17,9 +17,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, TypeAlias, Union
 
+from msgspec.structs import replace
+
 from maitred.core.errors import ConfigError
 from maitred.instance.latency.base import LATENCY_MODELS, LatencyConfig, LinearLatency
 from maitred.instance.latency.roofline import RooflineLatency
+from maitred.instance.latency.silicon import AIConfiguratorLatency
 from maitred.instance.latency.table import TableLatency
 from maitred.instance.latency.trained_physics import TrainedPhysicsLatency
 
@@ -62,17 +65,30 @@ def with_coefficients(
     """Return `latency` with BLIS's --alpha-coeffs and --beta-coeffs. Raises ConfigError where they do not belong."""
     if alpha is None and beta is None:
         return latency
-    if not isinstance(latency, LinearLatency | TrainedPhysicsLatency):
+    if not isinstance(latency, LinearLatency | TrainedPhysicsLatency | AIConfiguratorLatency):
         name = latency if isinstance(latency, str) else latency.__struct_config__.tag
         raise ConfigError(f"{name} has no coefficients", hint="leave them out, or choose linear or trained-physics")
     if alpha is not None and len(alpha) != 3:
         raise ConfigError(f"--alpha-coeffs are three numbers, not {len(alpha)}", hint="α0,α1,α2 in µs")
+    if isinstance(latency, AIConfiguratorLatency):
+        return _with_alpha(latency, alpha, beta)
     if isinstance(latency, LinearLatency):
         return _linear(latency.alpha if alpha is None else alpha, latency.beta if beta is None else beta)
     if alpha is None or beta is None:
         raise ConfigError("trained-physics takes --alpha-coeffs and --beta-coeffs together", hint="give both, or neither")
     try:
         return TrainedPhysicsLatency((alpha[0], alpha[1], alpha[2]), tuple(beta), latency.moe_communication)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _with_alpha(
+    latency: AIConfiguratorLatency, alpha: Sequence[float] | None, beta: Sequence[float] | None
+) -> AIConfiguratorLatency:
+    if alpha is None or beta is not None:
+        raise ConfigError("aiconfigurator has measured steps and takes no β", hint="leave out --beta-coeffs")
+    try:
+        return replace(latency, alpha=(alpha[0], alpha[1], alpha[2]))
     except ValueError as error:
         raise ConfigError(str(error)) from error
 
