@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import resource
 import socket
 from collections.abc import Iterator
@@ -294,6 +295,24 @@ def test_whose_fault_it_is_that_there_is_no_connection(number: int | None, kind:
     error = connect_error(OSError(number, "words"), "no connection")
     assert type(error) is kind
     assert not issubclass(LocalError, ConnectError)
+
+
+def test_a_failure_to_connect_keeps_nothing_alive() -> None:
+    """Its traceback refers to the request with its body, so it must not refer to itself."""
+
+    async def scenario() -> int:
+        async with client() as c:
+            gc.collect()
+            gc.disable()
+            try:
+                with pytest.raises(ConnectError):
+                    await c.request(Origin("127.0.0.1", 1), "POST", "/", body=b"a body")
+                await asyncio.sleep(0)
+                return sum(isinstance(thing, ConnectError) for thing in gc.get_objects())
+            finally:
+                gc.enable()
+
+    assert run(scenario()) == 0
 
 
 def test_a_name_that_cannot_be_one_is_a_failure_to_connect() -> None:

@@ -170,7 +170,12 @@ class ConnectionPool:
                 connection.address = address
                 return connection
         # A machine without IPv6 has no port for such an address, and that says nothing of the upstream.
-        raise next((error for error in reversed(failures) if isinstance(error, ConnectError)), failures[-1])
+        failure = next((error for error in reversed(failures) if isinstance(error, ConnectError)), failures[-1])
+        try:
+            raise failure
+        finally:  # Its traceback refers to this frame, and so to the request with its body.
+            failures.clear()
+            del failure
 
     async def _connect_to(self, address: str, secs: float) -> UpstreamConnection:
         tls = None if self._tls is None else self._tls.ssl
