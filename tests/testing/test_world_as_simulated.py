@@ -140,9 +140,9 @@ def decisions_of_a_gateway(scenario: Scenario, jobs: Sequence[Job], folder: Path
 def decisions_of_a_simulation(scenario: Scenario, jobs: Sequence[Job]) -> list[bytes]:
     lines: list[bytes] = []
     settings = scenario.settings(["http://engine"], "")
-    cluster = ClusterConfig(
-        num_instances=scenario.num_engines, capacity=(scenario.slots_per_backend or 0) * scenario.num_engines
-    )
+    has_slots = settings.admission.mode in ("priority", "flow-control")
+    capacity = (scenario.slots_per_backend or 0) * scenario.num_engines if has_slots else None
+    cluster = ClusterConfig(num_instances=scenario.num_engines, capacity=capacity)
     latency = msgspec.structs.replace(latency_of(scenario), alpha=(ENTRY, 0.0, 0.0))
     instance = InstanceConfig(latency=latency, max_num_seqs=LIMIT)
     log, seed = DecisionLog(lines.append), scenario.seed
@@ -219,3 +219,37 @@ def test_programs_are_paused_and_resumed_in_a_gateway_as_in_a_simulation(seed: i
     assert live == simulated
     assert said(live["programs"], "action") >= {"grant", "wait", "pause", "resume"}
     assert said(live["programs"], "backend") >= {0, 1}
+
+
+WEIGHTS = {"header:acme": {"weight": 3.0, "max_in_flight": 2}, "header:beta": {"weight": 1.0}}
+RULES: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "rate": (
+        {"mode": "legacy", "legacy": {"max_concurrent_requests": 2, "queue_size": 3, "rate_limit_tokens_per_second": 8.0}},
+        {"queue_full", "rate_limit"},
+    ),
+    "flow control": (
+        {"mode": "flow-control", "flow_control": {"max_concurrency": 2, "max_gateway_queue_depth": 3, "queue_shedding": True}},
+        {"saturated", "displaced"},
+    ),
+    "weights of tenants": ({"tenant_policies": WEIGHTS}, {"tenant_limit", "behind_queue"}),
+    "limits": ({"limits": [{"requests_per_minute": 20}]}, {"requests_per_minute"}),
+    "starvation": ({"classes": {c: {"starvation_threshold_secs": 0.3} for c in ("bulk", "default")}}, {"starved"}),
+}
+"""Rules of admission, each with reasons that come up. Those that count the tokens of prompts are not among them: a gateway has
+to estimate these, so what it decides by is another input."""
+
+
+@pytest.mark.parametrize(
+    ("rules", "seed", "slots"),
+    [("rate", 6, 3), ("flow control", 1, 3), ("weights of tenants", 2, 3), ("limits", 1, 3), ("starvation", 4, 1)],
+)
+def test_further_rules_of_admission_hold_in_a_gateway_as_in_a_simulation(
+    rules: str, seed: int, slots: int, tmp_path: Path
+) -> None:
+    admission, reasons = RULES[rules]
+    told_rules = {"reserve": "fixed", **admission}
+    scenario = scenario_of(seed, num_engines=1, slots_per_backend=slots, queue_secs=2.0, admission=told_rules)
+    jobs = make_jobs(seed, 50_000)
+    live, simulated = told(decisions_of_a_gateway(scenario, jobs, tmp_path)), told(decisions_of_a_simulation(scenario, jobs))
+    assert live["admission"] == simulated["admission"]
+    assert said(live["admission"], "reason") >= reasons

@@ -2,7 +2,7 @@
 
 rate      so many requests per second: a gate in front of the classes, or the bucket of mode `legacy`
 limits    requests and tokens of a tenant or a model per minute and per day
-policy    what refuses a request before anything else: prompt tokens per second, load, budgets of tenants
+policy    what refuses a request before anything else: prompt tokens per second, load, budgets of tenants; a plug-in
 flow      flow control that is saturated, with short queues
 classes   queues of one or two places, little time for victims, no second chance for them
 """
@@ -13,9 +13,23 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, Final, TypeAlias
 
+from maitred.admission import AdmissionPolicy, Reason, Refusal, Ticket
+from maitred.core.contracts import FleetLoad
+from maitred.core.units import Micros
 from maitred.testing.world.behaviours import ClientPlan
 
 _Keys: TypeAlias = dict[str, Any]
+
+
+class ShortPrompts(AdmissionPolicy):
+    """A plug-in that refuses long prompts, and gives no reason of its own."""
+
+    def refusal(self, ticket: Ticket, load: FleetLoad, now: Micros) -> Refusal | None:
+        return Refusal(Reason.POLICY) if ticket.prompt_tokens > 100 else None
+
+
+PLUG_IN: Final[_Keys] = {"admission": {"policy": f"{__name__}:{ShortPrompts.__name__}"}}
+"""Members of a scenario with that policy."""
 
 
 def draw_strict_rules(random: Random) -> _Keys:

@@ -16,7 +16,7 @@ from maitred.testing.world.behaviours import KINDS, MODEL, OTHER_MODEL, ClientPl
 from maitred.testing.world.chaos import FAULTS
 from maitred.testing.world.scenario import Scenario
 from maitred.testing.world.streams import LinkConfig
-from maitred.testing.world.strict_rules import draw_crowd, draw_shares, draw_strict_rules
+from maitred.testing.world.strict_rules import PLUG_IN, draw_crowd, draw_shares, draw_strict_rules
 
 _MIXTURES: Final = (
     ("interactive", "bulk", "bulk"),
@@ -38,6 +38,9 @@ _SHARED: Final = 6
 _CROWDED: Final = 100
 """Each seed that this divides has a crowd instead (`draw_crowd`), which takes ten times as many events."""
 
+_PLUGGED_IN: Final = 55
+"""Each seed that leaves this when it is divided by `_CROWDED` has a policy of admission that is a plug-in."""
+
 
 def draw_scenario(seed: int) -> Scenario:
     """Return the scenario of a seed."""
@@ -47,6 +50,8 @@ def draw_scenario(seed: int) -> Scenario:
         return msgspec.structs.replace(scenario, **shares)
     if seed % _CROWDED == 0:
         return msgspec.structs.replace(scenario, **draw_crowd(Random(f"{seed}/crowd")))
+    if seed % _CROWDED == _PLUGGED_IN:
+        return msgspec.structs.replace(scenario, **PLUG_IN)
     return msgspec.structs.replace(scenario, **draw_strict_rules(Random(f"{seed}/strict rules")))
 
 
