@@ -18,10 +18,11 @@ and of these the most whose gateway had not let them go (`held`): a victim of a 
 that its connection is closed, a moment after its slot was given to another (`cluster_engine`). Where something has failed:
 requests that failed beyond those that a killed process had (told by the ports of its connections; and those that the system
 has taken for its port before it had ended), streams that broke off beyond these, how long after the fault a chat that came
-after it had its first byte, and the longest time between the first bytes of two chats from the fault on. `lead` is what the
-gateway keeps at the engine beyond the limit that it has learned (docs/admission.md), so at most 8 + lead may be held; without
-`--tells`, while the limit is probed, which takes a fraction of a second, one more and what is kept for chats then. In the
-warm-up the limit is searched, with 12 slots or 18 for a moment; a leader that takes over begins with what the one before knew.
+after it had its first byte, and the longest time between the first bytes of two chats from the fault on. `slots` is the most
+that a scheduler has had, by its decision log: `held` may not be more. These are 8, what is kept at the engine beyond the limit
+that was learned (`lead`, docs/admission.md), and without `--tells`, while the limit is probed, which takes a fraction of a
+second, one more and what is held back for chats then. In the warm-up the limit is searched, with 12 slots or 18 for a moment; a
+leader that takes over begins with what the one before knew.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ from cluster_parts import Cut, Fault, Processes, cut, kill, stop
 STOP_SECS = 5.0
 REDIS_PAUSE_SECS = 1.0
 MIXED_ROUNDS = 8
+_LOG_SECS = 0.5
+"""In which the last lines of a decision log are written."""
 Harm = Callable[[Processes, Fault], Awaitable[None]]
 """What is done to the processes."""
 
@@ -112,7 +115,7 @@ async def play(options: argparse.Namespace, name: str, harm: Harm | None) -> str
         tasks = [asyncio.create_task(load.flood(until)) for _ in range(options.bulk)]
         tasks.append(asyncio.create_task(load.chat(until, options.chats_per_sec)))
         await asyncio.sleep(options.warm_up)
-        most_in_use(processes)  # Not what the gateways had while they learned the limit.
+        most_in_use(processes), processes.most_slots()  # Not those while the gateways learned the limit.
         if harm is not None:
             await asyncio.sleep(options.seconds / 3)
             await harm(processes, fault)
@@ -121,7 +124,8 @@ async def play(options: argparse.Namespace, name: str, harm: Harm | None) -> str
             for pid in (*processes.schedulers, *processes.gateways):
                 print(pid, processes.log_text(pid))
             print(*Counter(one.answer for one in load.sent if not one.is_whole).items(), sep="\n")
-        return describe(load, fault, began + options.warm_up, until, most_in_use(processes))
+        await asyncio.sleep(_LOG_SECS)
+        return describe(load, fault, began + options.warm_up, until, (*most_in_use(processes), processes.most_slots()))
 
 
 def most_in_use(processes: Processes) -> tuple[int, int]:
@@ -131,13 +135,13 @@ def most_in_use(processes: Processes) -> tuple[int, int]:
     return most, held
 
 
-def describe(load: Load, fault: Fault, since: float, until: float, most: tuple[int, int]) -> str:
+def describe(load: Load, fault: Fault, since: float, until: float, most: tuple[int, int, int]) -> str:
     chats = [one for one in load.sent if one.is_chat and one.at >= since]
     waits = [one.first_at - one.at for one in chats if one.first_at is not None]
     quantiles = statistics.quantiles(waits, n=100) if len(waits) > 1 else [math.nan] * 99
     ended = [one for one in load.sent if not one.is_chat and one.is_whole and one.ended_at and since <= one.ended_at <= until]
     per_sec = len(ended) * BULK_TOKENS / (until - since)
-    line = f"{quantiles[49] * 1e3:7.0f} {quantiles[98] * 1e3:8.0f} {per_sec:9.0f} {most[0]:6} {most[1]:5}"
+    line = f"{quantiles[49] * 1e3:7.0f} {quantiles[98] * 1e3:8.0f} {per_sec:9.0f} {most[0]:6} {most[1]:5} {most[2]:6}"
     failed = [one for one in load.sent if not one.is_whole]
     return f"{line} {len(failed):8}" if not fault.at else f"{line} {describe_fault(fault, chats, failed)}"
 
@@ -154,7 +158,7 @@ def describe_fault(fault: Fault, chats: list[Sent], failed: list[Sent]) -> str:
 
 
 async def main(options: argparse.Namespace) -> None:
-    print(f"{'':26} TTFT p50, p99 ms  bulk tok/s   most  held   failed   broken   chat after  longest gap, ms")
+    print(f"{'':26} TTFT p50, p99 ms  bulk tok/s   most  held  slots   failed   broken   chat after  longest gap, ms")
     for name, harm in (WORKERS | CLUSTER).items():
         if options.only in name:
             print(f"{name:26}", await play(options, name, harm), flush=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import math
 import os
 import re
@@ -110,6 +111,8 @@ class Processes:
         self.redis = 0
         self._redis_port = 0
         self._logs: dict[int, Path] = {}
+        self._decisions: list[tuple[Path, int, int]] = []
+        """The decision log of each process that schedules, how far it has been read, and the slots that it had there."""
         self._commands: dict[int, Sequence[str]] = {}
 
     def _spawn(self, command: Sequence[str]) -> tuple[subprocess.Popen[bytes], Path]:
@@ -132,7 +135,7 @@ class Processes:
 
     async def start_workers(self, number: int) -> None:
         """Start a gateway of so many processes."""
-        pid, port = await self._start("serve", "--port", "0", "--workers", str(number))
+        pid, port = await self._start("serve", "--port", "0", "--workers", str(number), *self._decision_log())
         self.gateways.append(pid)
         self.ports.append(int(port))
 
@@ -159,7 +162,9 @@ class Processes:
             proxy = LinkProxy(self.gateways)
             await proxy.start()
             named = ("--election", election, "--name", f"scheduler-{number}", "--advertise", f"127.0.0.1:{proxy.port}")
-            pid, port = await self._start("scheduler", "--listen", "127.0.0.1:0", "--pages-port", "0", *named, *link)
+            pid, port = await self._start(
+                "scheduler", "--listen", "127.0.0.1:0", "--pages-port", "0", *named, *link, *self._decision_log()
+            )
             proxy.scheduler_port = int(port)
             self.proxies.append(proxy)
             self.schedulers.append(pid)
@@ -174,6 +179,22 @@ class Processes:
         index, command = self.gateways.index(pid), [*self._commands[pid]]
         command[command.index("--port") + 1] = str(self.ports[index])
         self.gateways[index], _ = await self._start(*command)
+
+    def _decision_log(self) -> tuple[str, str]:
+        path = self._folder / f"decisions {len(self._decisions)}"
+        self._decisions.append((path, 0, 0))
+        return "--decision-log", str(path)
+
+    def most_slots(self) -> int:
+        """Return the most slots that a scheduler has had, with its lead and what it lends, since this was asked last."""
+        most = 0
+        for index, (path, offset, slots) in enumerate(self._decisions):
+            lines = path.read_bytes()[offset:] if path.exists() else b""
+            lines = lines[: lines.rfind(b"\n") + 1]
+            resizes = [json.loads(line)["capacity"] for line in lines.splitlines() if b'"input":"resize"' in line]
+            most = max(most, slots, *resizes)
+            self._decisions[index] = path, offset + len(lines), [slots, *resizes][-1]
+        return most
 
     def log_text(self, pid: int) -> str:
         return self._logs[pid].read_text()

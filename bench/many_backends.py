@@ -1,6 +1,6 @@
 """What a fleet of hundreds of backends costs a gateway: the start, the polls, and memory.
 
-    python bench/many_backends.py [--backends 500] [--models 200] [--seconds 20] [--admission priority]
+    python bench/many_backends.py [--backends 500] [--models 200] [--seconds 20] [--admission priority] [--workers N]
 
 A process listens on a port for each backend, all of which list the same models, and `maitred serve` watches them; there are no
 requests. CPU is as the scheduler of the system counts it (/proc/PID/schedstat, hence Linux only).
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from gateway import process
+from gateway import process, tree_of
 from measuring import cpu_of
 from processes import MAITRED
 
@@ -47,11 +47,11 @@ def _response(status: str, body: bytes) -> bytes:
 
 
 def backends_up(port: int) -> int:
-    """Return how many backends are up, as the gateway says; 0 while it does not answer."""
+    """Return how many backends are up, as the gateway says; 0 while it does not say."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         connection.request("GET", "/maitred/state")
-        return sum(backend["healthy"] for backend in json.load(connection.getresponse())["backends"])
+        return sum(backend["healthy"] for backend in json.load(connection.getresponse()).get("backends", ()))
     except OSError:
         return 0
     finally:
@@ -70,25 +70,30 @@ def main() -> None:
     parser.add_argument("--models", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--admission", default="priority")
+    parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
         asyncio.run(serve_backends(FIRST_PORT, args.backends, args.models))
     own = [sys.executable, __file__, "--serve", "--backends", str(args.backends), "--models", str(args.models)]
     urls = [word for n in range(args.backends) for word in ("--backend", f"http://127.0.0.1:{FIRST_PORT + n}")]
+    flags = ["--admission", args.admission, "--workers", str(args.workers)]
     with process(own, None), contextlib.ExitStack() as stack:
         time.sleep(2.0)
         began = time.monotonic()
-        pid = stack.enter_context(
-            process([*MAITRED, "serve", "--port", str(PORT), "--settle-secs", "0", "--admission", args.admission, *urls], None)
-        )
+        pid = stack.enter_context(process([*MAITRED, "serve", "--port", str(PORT), "--settle-secs", "0", *flags, *urls], None))
         while backends_up(PORT) < args.backends:
             time.sleep(0.2)
-        print(f"all up after {time.monotonic() - began:.1f} s, with {cpu_of(pid):.2f} s of CPU, {resident(pid):.0f} MiB")
-        before, since = cpu_of(pid), time.monotonic()
+        took, tree = time.monotonic() - began, tree_of(pid)
+        before = [cpu_of(each) for each in tree]
+        print(
+            f"all up after {took:.1f} s, with",
+            *(f"{cpu:.2f} s of CPU, {resident(each):.0f} MiB" for cpu, each in zip(before, tree, strict=True)),
+        )
+        since = time.monotonic()
         time.sleep(args.seconds)
-        share = (cpu_of(pid) - before) / (time.monotonic() - since)
-        print(f"polls: {share:.1%} of a core, {resident(pid):.0f} MiB")
+        shares = [(cpu_of(each) - cpu) / (time.monotonic() - since) for each, cpu in zip(tree, before, strict=True)]
+        print("polls:", *(f"{share:.1%} of a core, {resident(each):.0f} MiB" for share, each in zip(shares, tree, strict=True)))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +17,10 @@ from maitred.core.units import SECOND
 from maitred.scheduler.backends.backend import Backend, UpstreamRequest
 from maitred.scheduler.backends.fleet_view import FleetView
 from maitred.scheduler.config import FleetConfig
-from maitred.scheduler.ejection import CircuitState
+from maitred.scheduler.ejection import CircuitState, EjectionConfig
+from maitred.scheduler.link.channel import ChannelLimits
+from maitred.scheduler.link.messages import Fleet
+from maitred.scheduler.sharing.fleet_mirror import FleetMirror, ReportedEjection
 from maitred.scheduler.sharing.fleet_news import FleetNews
 from maitred.wire.clock import Clock
 
@@ -60,7 +65,8 @@ def calls_when_the_last_one_comes_up_and_goes_down(backends: int, models: int) -
 def news_of(fleet: FleetView) -> tuple[FleetNews, Callable[[int], None], list[Any]]:
     """Return what tells a gateway of a fleet, what has it do so at a time, and what was told."""
     told: list[Any] = []
-    end: Any = SimpleNamespace(settling=SimpleNamespace(slots={}), books=SimpleNamespace(connected=[]), tell=told.append)
+    end: Any = SimpleNamespace(settling=SimpleNamespace(slots={}), books=SimpleNamespace(connected=[]))
+    end.tell = lambda message, to=None: told.append(message)
     news = FleetNews(fleet, {}, lambda: None)
     fleet.observe(news)
     return news, lambda now: news.tell(end, now), told
@@ -93,7 +99,7 @@ def test_gateways_are_told_of_a_rest_once_of_how_long_it_still_is_when_they_come
     resting.circuit.rests_until = 5 * SECOND
     fleet.note_polled(resting)
     tell(SECOND)
-    assert [each.rests for each in told[-1].backends] == [4 * SECOND, None, None]
+    assert [(each.number, each.rests) for each in told[-1].backends] == [(0, 4 * SECOND)]
     num_told = len(told)
     fleet.note_polled(resting)
     tell(2 * SECOND)
@@ -104,7 +110,41 @@ def test_gateways_are_told_of_a_rest_once_of_how_long_it_still_is_when_they_come
     resting.circuit.rests_until = None
     fleet.note_polled(other)
     tell(6 * SECOND)
-    assert [each.rests for each in told[-1].backends] == [None] * 3
+    assert [(each.number, each.rests) for each in told[-1].backends] == [
+        (0, None),
+        (1, None),
+    ]  # The other one was polled first.
+
+
+def test_a_gateway_is_told_of_more_models_than_fit_in_a_frame_and_then_of_what_changes() -> None:
+    fleet = fleet_of(40)
+    for backend in fleet.backends:
+        backend.has_been_polled = True
+        fleet.mark_up(backend, {f"{backend.index}-{number}-{'x' * 1_000}": {} for number in range(500)}, None)
+    news, tell, told = news_of(fleet)
+    tell(0)
+    told.clear()
+    come: list[Any] = []
+    news.tell_all(SimpleNamespace(tell=lambda message, gateway: come.append(message)), ("g", "1"), 0)  # type: ignore[arg-type]
+    fleets = [message for message in come if isinstance(message, Fleet)]
+    frames = [msgspec.msgpack.encode(message) for message in fleets]
+    assert sum(map(len, frames)) > ChannelLimits().frame_bytes > 4 * max(map(len, frames))
+    mirrored, clock = fleet_of(40), Clock()
+    mirror = FleetMirror(mirrored, ReportedEjection(EjectionConfig(), mirrored.backends, clock, told.append, hash), clock)
+    for message in fleets[:-1]:
+        mirror.take_over(message)
+        assert not any(backend.healthy for backend in mirrored.backends)
+    mirror.take_over(fleets[-1])
+    assert [backend.models for backend in mirrored.backends] == [backend.models for backend in fleet.backends]
+    fleet.mark_down(fleet.backends[7], "refused")
+    fleet.note_polled(fleet.backends[7])
+    tell(SECOND)
+    (change,) = told
+    assert [each.number for each in change.backends] == [7]
+    mirror.take_over(change)
+    assert [backend.index for backend in mirrored.backends if not backend.healthy] == [7]
+    with pytest.raises(ValueError, match="there is no backend 41"):
+        mirror.take_over(Fleet([msgspec.structs.replace(change.backends[0], number=41)]))
 
 
 def test_what_a_backend_costs_grows_with_the_backends_and_with_its_models_but_not_with_both() -> None:

@@ -114,6 +114,14 @@ class PoolChange(NamedTuple):
     """Backends that serve a pool which they did not serve, or no longer serve one."""
 
 
+class _Listed(NamedTuple):
+    """What a backend lists."""
+
+    models: Mapping[str, Any]
+    only_pool: str | None
+    """The pool of all of them, or None if they have several."""
+
+
 class SlotPools:
     """The pools of one fleet. Call `update` when its models have changed."""
 
@@ -124,6 +132,8 @@ class SlotPools:
         self._strayed: set[Backend] = set()
         """Backends that are in use and had requests for a pool when they stopped to serve it."""
         self._only_pools: dict[int, str] | None = None
+        self._listed: dict[Backend, _Listed] = {}
+        """By the backends for which that was asked last."""
 
     @property
     def names(self) -> Sequence[str]:
@@ -142,9 +152,18 @@ class SlotPools:
         """Return the pool of each backend that has models of no other, by the backend's index: the same mapping until that
         changes."""
         if self._only_pools is None:
-            pools = {backend.index: self.of_backend(backend) for backend in self._all_backends}
-            self._only_pools = {index: names[0] for index, names in pools.items() if len(names) == 1}
+            listed = {backend: self._listed_by(backend) for backend in self._all_backends}
+            self._listed = listed
+            self._only_pools = {backend.index: each.only_pool for backend, each in listed.items() if each.only_pool is not None}
         return self._only_pools
+
+    def _listed_by(self, backend: Backend) -> _Listed:
+        # Most backends list what they did: to look at all models of all each time is O(backends * models) for each that comes.
+        known = self._listed.get(backend)
+        if known is not None and known.models.keys() == backend.models.keys():
+            return known
+        names = self.of_backend(backend)
+        return _Listed(backend.models, names[0] if len(names) == 1 else None)
 
     def backends(self, pool: str) -> tuple[Backend, ...]:
         """Return the backends that serve a model of `pool` and take requests."""

@@ -9,8 +9,7 @@ import msgspec
 from maitred.admission import Refusal
 from maitred.admission.terms.limits import LimitStatus
 from maitred.core.units import Micros
-from maitred.scheduler.link.messages import Memory, Note
-from maitred.scheduler.link.terms import BackendNews
+from maitred.scheduler.link.messages import Fleet, Memory, Note
 
 
 class Granted(msgspec.Struct, frozen=True):
@@ -51,12 +50,6 @@ class Abandoned(msgspec.Struct, frozen=True):
     request: int
 
 
-class FleetTold(msgspec.Struct, frozen=True):
-    """What the backends are like now, in the order of their numbers."""
-
-    backends: list[BackendNews]
-
-
 class Opened(msgspec.Struct, frozen=True):
     """The scheduler has welcomed this gateway."""
 
@@ -74,4 +67,4 @@ class Closed(msgspec.Struct, frozen=True):
     """Whether another connection comes to the same, until a person has changed something."""
 
 
-LinkEvent: TypeAlias = Granted | Queued | Rejected | Preempted | Abandoned | FleetTold | Opened | Closed | Memory | Note
+LinkEvent: TypeAlias = Granted | Queued | Rejected | Preempted | Abandoned | Opened | Closed | Fleet | Memory | Note

@@ -33,7 +33,7 @@ from maitred.core.errors import InvariantError
 from maitred.core.units import SECOND, Micros
 from maitred.scheduler.link.authentication import Side
 from maitred.scheduler.link.channel import Channel, ChannelLimits, ChannelState
-from maitred.scheduler.link.events import Abandoned, Closed, FleetTold, Granted, LinkEvent, Opened, Preempted, Queued, Rejected
+from maitred.scheduler.link.events import Abandoned, Closed, Granted, LinkEvent, Opened, Preempted, Queued, Rejected
 from maitred.scheduler.link.failure_kinds import FailureKind
 from maitred.scheduler.link.gateway_memories import GatewayMemories
 from maitred.scheduler.link.gateway_request import GatewayRequest, GatewayRequestState, RequestEvent, hello_parts
@@ -306,8 +306,6 @@ class GatewayEnd:
 
     def _pass_on(self, message: Fleet | Memory | Note) -> Sequence[LinkEvent]:
         """Return what the owner of this end is told by the owner of the other one."""
-        if isinstance(message, Fleet):
-            return [FleetTold(message.backends)]
         return () if isinstance(message, Memory) and not self._memories.note(message) else [message]
 
     def _on_welcome(self, welcome: Welcome, now: Micros) -> Sequence[LinkEvent]:

@@ -24,7 +24,7 @@ from maitred.scheduler.link.failure_kinds import FailureKind, OutcomeKind
 from maitred.scheduler.link.fields import Age, Count, Number
 from maitred.scheduler.link.terms import BackendNews, KeptLimits, LiveMemory, LiveRequest, ProgramTerms, RequestTerms
 
-VERSION: Final = 11
+VERSION: Final = 12
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
@@ -284,9 +284,13 @@ class Memory(Message, frozen=True, tag=43):
 
 
 class Fleet(Message, frozen=True, tag=27):
-    """All backends, in the order of their numbers."""
+    """The backends that have changed; all of them for a gateway that has come, in several messages if they are many."""
 
     backends: list[BackendNews]
+    is_anew: bool = False
+    """Whether nothing counts that was told before."""
+    has_more: bool = False
+    """Whether the rest comes in the next message."""
 
 
 class Note(Message, frozen=True, tag=30):

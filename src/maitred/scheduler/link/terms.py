@@ -121,6 +121,7 @@ class KeptLimits(Part, frozen=True):
 class BackendNews(Part, frozen=True):
     """What a gateway needs to know of one backend."""
 
+    number: Number
     healthy: bool
     was_ever_healthy: bool
     has_been_polled: bool

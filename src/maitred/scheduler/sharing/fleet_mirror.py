@@ -19,7 +19,7 @@ from maitred.scheduler.backends.fleet_view import FleetView
 from maitred.scheduler.config import FleetConfig
 from maitred.scheduler.ejection import CircuitState, EjectionConfig
 from maitred.scheduler.link.failure_kinds import OutcomeKind
-from maitred.scheduler.link.messages import Outcome
+from maitred.scheduler.link.messages import Fleet, Outcome
 from maitred.scheduler.link.terms import BackendNews
 from maitred.wire.clock import Clock
 from maitred.wire.errors import ConnectError
@@ -41,8 +41,9 @@ class ReportedEjection(RealTimeEjection):
         self._report, self._number_of = report, number_of
 
     def take_over(self, told: Sequence[BackendNews], now: Micros) -> None:
-        """Set the circuits."""
-        for circuit, news in zip(self.detector.circuits, told, strict=True):
+        """Set the circuits of these backends."""
+        for news in told:
+            circuit = self.detector.circuits[news.number]
             circuit.state = CircuitState.EJECTED if news.is_ejected else CircuitState.CLOSED
             circuit.rests_until = None if news.rests is None else now + news.rests
         self.is_restricted = any(circuit.rests_until is not None for circuit in self.detector.circuits)
@@ -84,18 +85,37 @@ class FleetMirror:
     def __init__(self, fleet: FleetView, ejection: ReportedEjection, clock: Clock) -> None:
         self._fleet, self._ejection, self._clock = fleet, ejection, clock
         fleet.ejection, fleet.on_unreachable = ejection, ejection.on_unreachable
-        self._urls = [backend.url for backend in fleet.seats]
+        self.urls = [backend.url for backend in fleet.seats]
         """The backends as last told, by number."""
+        self._begun: list[BackendNews] | None = None
+        """What has come of a message of several parts."""
         self._is_told = asyncio.Event()
 
-    def take_over(self, told: Sequence[BackendNews]) -> None:
-        """Take over what the scheduler says of all backends, and which there are. Raises ConfigError for a URL that is none."""
-        urls = [news.url for news in told]
-        if urls != self._urls:
-            self._urls = urls
+    def take_over(self, told: Fleet) -> None:
+        """Take over what the scheduler says of backends that have changed, and which there are. Raises ValueError for a number
+        or a URL that makes no sense."""
+        if told.is_anew:
+            self._begun = []
+        if self._begun is not None:
+            self._begun += told.backends
+            if not told.has_more:
+                begun, self._begun = self._begun, None
+                self._take_over(begun, [])
+        else:
+            self._take_over(told.backends, [*self.urls])
+
+    def _take_over(self, told: Sequence[BackendNews], urls: list[str]) -> None:
+        """Take over the news of backends, of which the others have these URLs."""
+        for news in sorted(told, key=_number_of):
+            if not 0 <= news.number <= len(urls):
+                raise ValueError(f"there is no backend {news.number}")
+            urls[news.number : news.number + 1] = [news.url]
+        if urls != self.urls:
             self._fleet.reseat(urls)
+            self.urls = urls
         self._ejection.take_over(told, self._clock.now())
-        for backend, news in zip(self._fleet.seats, told, strict=True):
+        for news in told:
+            backend = self._fleet.seats[news.number]
             backend.healthy, backend.was_ever_healthy = news.healthy, news.was_ever_healthy
             backend.has_been_polled, backend.is_draining = news.has_been_polled, news.is_draining
             backend.problem, backend.models = news.problem, msgspec.json.decode(news.models)
@@ -117,6 +137,10 @@ class FleetMirror:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(secs):
                 await self._is_told.wait()
+
+
+def _number_of(news: BackendNews) -> int:
+    return news.number
 
 
 def _ignore() -> None:

@@ -3,8 +3,8 @@ objectives discovery knows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -16,6 +16,9 @@ from maitred.scheduler.link.messages import Fleet, Note
 from maitred.scheduler.link.scheduler_end import SchedulerEnd
 from maitred.scheduler.link.terms import BackendNews
 from maitred.scheduler.sharing.shares import OBJECTIVES, SHARES, Shares
+
+_PART_BYTES: Final = 1 << 20
+"""How long the models of the backends in one message may be, about."""
 
 
 class _Said(NamedTuple):
@@ -72,8 +75,8 @@ class FleetNews:
         if not self._is_due:
             return
         self._is_due = False
-        if self._look():
-            end.tell(self._fleet_message(now))
+        if changed := self._look():
+            self._tell_of(changed, end, now)
         if self._have_objectives_changed:
             self._have_objectives_changed = False
             end.tell(self._objectives_note())
@@ -85,9 +88,9 @@ class FleetNews:
             self._last_shares = shares
             end.tell(_note_of(shares))
 
-    def _look(self) -> bool:
-        """Look at the backends that may have changed, and return whether any has."""
-        seats, said, has_changed = self._fleet.seats, self._said, False
+    def _look(self) -> list[int]:
+        """Look at the backends that may have changed, and return which have, by number."""
+        seats, said, changed = self._fleet.seats, self._said, list[int]()
         are_all = self._are_all_due or len(seats) != len(said)
         for number in range(len(seats)) if are_all else {*self._changed, *self._unsteady}:
             now = _said_of(seats[number])
@@ -97,20 +100,28 @@ class FleetNews:
                 continue
             else:
                 said[number] = now
-            has_changed = True
+            changed.append(number)
             (self._unsteady.add if now.news.is_ejected or now.rests_until is not None else self._unsteady.discard)(number)
         self._are_all_due = False
         self._changed.clear()
-        return has_changed
+        return changed
 
-    def _fleet_message(self, now: Micros) -> Fleet:
-        return Fleet(
-            [news if until is None else msgspec.structs.replace(news, rests=max(0, until - now)) for news, until in self._said]
-        )
+    def _tell_of(self, numbers: Iterable[int], end: SchedulerEnd, now: Micros, anew_to: GatewayId | None = None) -> None:
+        """Tell the gateways of these backends, or a gateway that has come. A frame is bounded, and the models of hundreds of
+        backends may be more than fit."""
+        parts, size = [list[BackendNews]()], 0
+        for news, until in map(self._said.__getitem__, numbers):
+            if size > _PART_BYTES:
+                parts.append([])
+                size = 0
+            parts[-1].append(news if until is None else msgspec.structs.replace(news, rests=max(0, until - now)))
+            size += len(news.models)
+        for index, part in enumerate(parts):
+            end.tell(Fleet(part, anew_to is not None and index == 0, part is not parts[-1]), anew_to)
 
     def tell_all(self, end: SchedulerEnd, gateway: GatewayId, now: Micros) -> None:
         """Tell a gateway that has come what the others have been told."""
-        end.tell(self._fleet_message(now), gateway)
+        self._tell_of(range(len(self._said)), end, now, gateway)
         end.tell(_note_of(self._last_shares), gateway)
         end.tell(self._objectives_note(), gateway)
 
@@ -124,6 +135,7 @@ def _note_of(shares: Shares) -> Note:
 
 def _said_of(backend: Backend) -> _Said:
     news = BackendNews(
+        number=backend.index,
         healthy=backend.healthy,
         was_ever_healthy=backend.was_ever_healthy,
         has_been_polled=backend.has_been_polled,

@@ -5,8 +5,9 @@
     a new term   begins with the newest that any gateway has brought, before it grants anything by its hello
 
 So a takeover does not search an engine anew, which would have half as many more requests for a moment. What a leader has
-found out in its own term is worth more than what is brought later. No clock is asked: epochs, and numbers within each, say what
-is newest.
+found out in its own term is worth more than what is brought later. For how long a limit was trusted is not told: the engine may
+have started anew while nobody looked, and an early probe lends a slot for a moment. No clock is asked: epochs, and numbers
+within each, say what is newest.
 """
 
 from __future__ import annotations

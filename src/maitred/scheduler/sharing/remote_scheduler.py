@@ -20,8 +20,8 @@ from maitred.scheduler.backends.fleet_view import FleetView
 from maitred.scheduler.config import FleetConfig
 from maitred.scheduler.drivers.programs import RealTimePrograms
 from maitred.scheduler.link import linked_admission
-from maitred.scheduler.link.events import Abandoned, FleetTold, Granted, LinkEvent, Preempted, Queued, Rejected
-from maitred.scheduler.link.messages import Memory, Note, Progress
+from maitred.scheduler.link.events import Abandoned, Granted, LinkEvent, Preempted, Queued, Rejected
+from maitred.scheduler.link.messages import Fleet, Memory, Note, Progress
 from maitred.scheduler.link.placer import NoPlace
 from maitred.scheduler.link.terms import KeptLimits
 from maitred.scheduler.placements import Placement
@@ -162,9 +162,9 @@ class RemoteScheduler(Scheduler):
                 self._abandon(event.request)
             case Note():
                 self._take_note(event)
-            case FleetTold():
-                self.mirror.take_over(event.backends)
-                self.link.end.backends = [news.url for news in event.backends]
+            case Fleet():
+                self.mirror.take_over(event)
+                self.link.end.backends = self.mirror.urls
 
     def _take_note(self, note: Note) -> None:
         if note.kind == shares.SHARES:
