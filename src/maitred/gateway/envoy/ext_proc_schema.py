@@ -36,10 +36,11 @@ HeadersResponse        response=1 CommonResponse
 BodyResponse           response=1 CommonResponse
 TrailersResponse       header_mutation=1 HeaderMutation
 ImmediateResponse      status=1 HttpStatus, headers=2 HeaderMutation, body=3 bytes
+ProcessingMode         response_body_mode=4 int32
 ProcessingRequest      metadata_context=8 Metadata, protocol_config=11 ProtocolConfiguration, oneof request, \
 request_headers=2 HttpHeaders, response_headers=3 HttpHeaders, request_body=4 HttpBody, response_body=5 HttpBody, \
 request_trailers=6 HttpTrailers, response_trailers=7 HttpTrailers
-ProcessingResponse     dynamic_metadata=8 Struct, oneof response, \
+ProcessingResponse     dynamic_metadata=8 Struct, mode_override=9 ProcessingMode, oneof response, \
 request_headers=1 HeadersResponse, response_headers=2 HeadersResponse, request_body=3 BodyResponse, \
 response_body=4 BodyResponse, request_trailers=5 TrailersResponse, response_trailers=6 TrailersResponse, \
 immediate_response=7 ImmediateResponse
@@ -99,5 +100,6 @@ proto: Any = SimpleNamespace(**_classes())
 """The class of each message."""
 BODY_MODES: Final = ("NONE", "STREAMED", "BUFFERED", "BUFFERED_PARTIAL", "FULL_DUPLEX_STREAMED", "GRPC")
 """`ProcessingMode.BodySendMode`, by number."""
+STREAMED: Final = BODY_MODES.index("STREAMED")
 OVERWRITE: Final = 2
 """`HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD`."""

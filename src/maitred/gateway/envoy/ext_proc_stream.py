@@ -77,6 +77,9 @@ class ExtProcStream:
         self._ended: asyncio.Future[None] | None = None
         self._is_answered = asyncio.Event()
         """Set when Envoy was told what becomes of the response headers: what follows them is answered after that."""
+        self._on_body: Callable[[bytes, bool], None] | None = None
+        self.has_body_sent = False
+        """Whether Envoy has sent anything of the body of the response."""
         self._answer: tuple[int, Headers] | None = None
         self._answer_body = b""
 
@@ -200,9 +203,12 @@ class ExtProcStream:
         assert self._response is not None
         return self._response
 
-    async def pass_response(self, told: Headers) -> None:
-        """Let the response pass to the client, with these headers."""
-        await self._rpc.write(self._picked.response(told))
+    async def pass_response(self, told: Headers, on_body: Callable[[bytes, bool], None] | None = None) -> None:
+        """Let the response pass to the client, with these headers. `on_body` gets each piece of its body, and whether that is
+        the last one, if Envoy lets a picker ask for it (`allow_mode_override`), or sends bodies anyway; None: nobody asks."""
+        self._on_body = on_body
+        asks = on_body is not None and self._response_mode == _NONE
+        await self._rpc.write(self._picked.response(told) + (messages.ASK_FOR_BODY if asks else b""))
         self._is_answered.set()
 
     async def wait_until_ended(self) -> None:
@@ -220,7 +226,9 @@ class ExtProcStream:
                 self._response.set_result(_response_headers(message))
         elif kind == "response_body":
             await self._is_answered.wait()
-            body = message.response_body
+            body, self.has_body_sent = message.response_body, True
+            if self._on_body is not None:
+                self._on_body(body.body, body.end_of_stream)
             if self._response_mode == _DUPLEX:
                 for chunk in messages.streamed_body(body.body, is_response=True, ends=body.end_of_stream):
                     await self._rpc.write(chunk)

@@ -23,6 +23,7 @@ from maitred.gateway.config import GatewayConfig
 from maitred.gateway.envoy.endpoints import Endpoints
 from maitred.gateway.envoy.ext_proc_messages import Pick
 from maitred.gateway.envoy.ext_proc_stream import ExtProcStream, ResponseHeaders
+from maitred.gateway.envoy.picked_answer import PickedAnswer
 from maitred.gateway.forwarding.attempt import Attempt
 from maitred.gateway.forwarding.attempt_outcomes import AttemptOutcomes
 from maitred.gateway.forwarding.attempts import note_failure
@@ -142,11 +143,33 @@ class PickedAttempts:
         if proxied.route.needs_slot and not self._admission.confirm_first_byte(proxied.request.id, now):
             raise error_responses.preempted()
         proxied.is_committed = True
-        record.on_first_data_sent()
-        await stream.pass_response(_told(proxied))
-        await stream.wait_until_ended()
+        answer = self._answer_to_read(head, proxied)
+        if answer is None:
+            record.on_first_data_sent()
+            await stream.pass_response(_told(proxied))
+            await stream.wait_until_ended()
+        elif not await self._read(answer, stream, proxied):
+            return ReleaseReason.FAILED
         sent.is_complete = head.status == _OK
         return self._outcomes.on_complete(sent, record, self._clock.now())
+
+    def _answer_to_read(self, head: ResponseHeaders, proxied: ProxyRequest) -> PickedAnswer | None:
+        """Return what reads the answer, or None if nobody must know what it came to, or nothing can be read in it."""
+        trace, counts_tokens = proxied.record.trace, proxied.route.needs_slot and self._admission.core.uses_costs
+        asks = counts_tokens or proxied.memory_lease is not None or (trace is not None and trace.is_sampled)
+        if not asks or head.status != _OK:
+            return None
+        answer = PickedAnswer(head, proxied, self._scheduler.programs)
+        return answer if answer.is_readable else None
+
+    async def _read(self, answer: PickedAnswer, stream: ExtProcStream, proxied: ProxyRequest) -> bool:
+        """Let an answer pass while it is read. Return whether it has come to its end."""
+        try:
+            await stream.pass_response(_told(proxied), answer.take)
+            await stream.wait_until_ended()
+        finally:
+            answer.end()
+        return answer.is_whole or not stream.has_body_sent
 
     async def _pass_failure(
         self, error: UpstreamError, sent: UpstreamRequest, stream: ExtProcStream, proxied: ProxyRequest
