@@ -22,7 +22,7 @@ from .gateway import _LOG, POLL_SECS, START_SECS, ClusterGateway, Gateway, _appl
 from .metrics import Metrics
 
 _HERE = "127.0.0.1"
-SETTLE_SECS = 0.2
+SETTLE_SECS = 1.0
 
 
 class _First(SoleScheduler):
