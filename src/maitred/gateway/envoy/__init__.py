@@ -12,6 +12,7 @@ ext_proc_stream.py    one HTTP request at Envoy, message by message
 ext_proc_messages.py  what is said to Envoy, as bytes
 ext_proc_schema.py    its messages: names and numbers of fields
 picked_attempts.py    a request that Envoy sends: until its response begins, and until it ends
+picked_answer.py      the body of an answer, where admission or a program must know what it came to
 endpoints.py          backends as Envoy knows them: addresses with ports
 envoy_gateway.py      a picker with an Envoy of its own: what `maitred serve --data-plane envoy` serves
 envoy_process.py      such an Envoy as a child of this process

@@ -85,7 +85,7 @@ class RequestTracer:
         attributes |= {
             "gen_ai.request.model": request.model,
             "gen_ai.request.id": request.client_id,
-            "gen_ai.request.stream": request.stream,
+            "gen_ai.request.stream": request.stream or record.is_stream,
             "maitred.class": request.priority_class.label,
             "maitred.tenant": request.tenant,
             "maitred.attempts": record.num_attempts,
