@@ -198,5 +198,7 @@ def parse_constraint(text: str, where: str) -> Constraint:
         limit = math.nan
     if parts is None or not math.isfinite(limit):
         raise ConfigError(f"cannot read {text!r}", where=where, hint="write it as interactive.ttft_p99_ms <= 500")
-    find_metric(parts[1], where=where, costs=True)
+    if find_metric(parts[1], where=where, costs=True).is_share and limit > 1:
+        problem = f"{parts[1]} is a share from 0 to 1, and {parts[3]} is none"
+        raise ConfigError(problem, where=where, hint=f"{limit:g} % are {limit / 100:g}")
     return Constraint(parts[1], Better.LOWER if parts[2] == "<=" else Better.HIGHER, limit)

@@ -94,7 +94,8 @@ def capacity(
     configuration, or the published one. Rates are found within the share `tolerance`. Runs end after `horizon_secs`. `jobs` and
     `ray` are as in `sweep`; the result depends on neither.
 
-    Raises ConfigError for impossible arguments, and for a workload whose requests do not arrive at a rate.
+    Raises ConfigError for impossible arguments, for a workload whose requests do not arrive at a rate, and if no option can be
+    simulated at all.
     """
     _check(tolerance, max_instances, num_instances, constraints)
     _check_shares(precision, latency_error)
@@ -122,6 +123,9 @@ def capacity(
     with make_workers(run_task, jobs=jobs, ray=ray) as workers:
         runs = _run(searches, workers, progress)
     options = tuple(search.result() for search in searches)
+    if not any(search.can_run for search in searches):
+        which = "" if len(options) == 1 else f"none of the {len(options)} options can be simulated; the first: "
+        raise ConfigError(f"{which}{options[0].problem}")
     return _result(plan, describe(load), tuple(constraints), prices is not None, runs, options)
 
 

@@ -97,6 +97,8 @@ class OptionSearch:
         self._error = candidate.instance.latency_error
         self._prices = {name.lower(): price for name, price in (prices or {}).items()}
         self._problem = ""
+        self.can_run = True
+        """Whether it can be simulated."""
         self._count = plan.rounds[0]
         self._figures: dict[tuple[Place, Shape], list[Figures]] = {}
         self._points: dict[Place, KneePoint] = {}
@@ -130,7 +132,7 @@ class OptionSearch:
                 yield from self._find_stretch(self._size)
                 yield from self._show_knee(self._size, self._step)
         except ConfigError as error:
-            self._problem = str(error)
+            self._problem, self.can_run = str(error), False
 
     def _search_once(self) -> Probing:
         """Search size, rate and their intervals with the seeds of this round."""
