@@ -204,7 +204,8 @@ class LimitSearch:
             return
         if self._raised_at is not None and now - self._raised_at < 0.7 * period:
             # What the last raise has let in may not be there yet. (0.7 for looks that are not quite regular. XXX: a guess.
-            # Half and twice of it change the answers per second by 1 % in simulation, whose looks are regular.)
+            # Half and twice of it change the answers per second by 1 % in simulation, whose looks are regular. To be measured:
+            # how far apart the looks at a real engine under load are.)
             return
         if self.limit is not None and now - self._confirmed_at <= self._patience(own):
             if not self.is_probing:
