@@ -1,19 +1,25 @@
 """The most that one instance can take of a traffic: an estimate from its latency model, without a simulation.
 
-An instance that never runs out of requests decodes B sequences at a time, as many as its limits allow:
+An instance that never runs out of requests holds as many sequences S as its limits allow, those in their prompts among them.
+For requests of p prompt tokens, q of them not in the prefix cache, and o output tokens on average (half of the output is there
+on average)
 
-    B ≤ max_num_seqs,   B · (p + o/2) ≤ tokens of KV,   B + prefill tokens of a step ≤ max_num_batched_tokens
+    S ≤ max_num_seqs,   S · (p + o/2) ≤ tokens of KV
 
-for requests of p prompt tokens, q of them not in the prefix cache, and o output tokens on average (half of the output is there
-on average). The first token of an answer comes with its prompt, so a request decodes in o - 1 steps. In each step B/(o - 1)
-requests end, others take their places, and their prompts are u = q·B/(o - 1) tokens of prefill per step. These come prompt by
-prompt: one step in c/u has c tokens of prefill, and the others only decode.
+The first token of an answer comes with its prompt, which takes k steps (one, or q/max_num_batched_tokens if it is longer than
+that), so a request stays for k + o - 1 steps and decodes in o - 1 of them. In each step e requests end, others take their
+places, B = e·(o - 1) decode, and u = e·q tokens of prompts are computed:
+
+    e = S/(k + o - 1),   at most max_num_batched_tokens/(q + o - 1)
+
+These come prompt by prompt: one step in c/u has c tokens of prefill, and the others only decode.
 
     time of a step = (1 - u/c) · t(B decodes) + u/c · t(B decodes, c tokens of prefill)
-    requests/s     = B/(o - 1) / time of a step
+    requests/s     = e / time of a step
 
-Example: linear with 5,000 µs per step, 17.5 per prefill token and 60 per decode, 256 sequences, p = q = 512, o = 513. Half a
-request ends per step, u = 256 tokens: 5,000 + 256·60 + 256·17.5 = 24,840 µs, so 0.5 / 24.84 ms = 20.1 requests/s.
+Example: linear with 5,000 µs per step, 17.5 per prefill token and 60 per decode, 256 sequences, p = q = 512, o = 512. Half a
+request ends per step, u = 256 tokens, and 255.5 decode, which are 256: 5,000 + 256·60 + 256·17.5 = 24,840 µs, so
+0.5 / 24.84 ms = 20.1 requests/s.
 
 It knows nothing of the spread of lengths, of the way in and out of the engine, nor of policies. In saturated simulations with
 drawn lengths instances reached 88 to 102 % of it, and 82 % where sequences lost their KV all the time. Where all answers are
@@ -64,22 +70,21 @@ class ThroughputLimit(msgspec.Struct, frozen=True, kw_only=True):
 def find_throughput_limit(instance: InstanceConfig, mix: RequestMix) -> ThroughputLimit:
     """Return the most that one instance can take of this traffic. `instance` is resolved (`catalogue.resolve_instance`)."""
     latency, budget = instance.latency_model(), instance.max_num_batched_tokens
-    if mix.decodes < 1:
-        rate = budget / mix.computed / _step_time(latency, 0.0, mix, float(budget)) * SECOND
-        return ThroughputLimit(rate=rate, batch=0.0, bound="max_num_batched_tokens")
-    context = mix.prompt + mix.output / 2
-    limits = {
+    steps = mix.decodes + max(mix.computed / budget, 1.0)
+    seats = {
         "max_num_seqs": float(instance.max_num_seqs),
-        "total_kv_blocks": instance.kv_blocks * instance.block_size_in_tokens / context,
-        "max_num_batched_tokens": budget / (1 + mix.computed / mix.decodes),
+        "total_kv_blocks": instance.kv_blocks * instance.block_size_in_tokens / (mix.prompt + mix.output / 2),
     }
-    bound = min(limits, key=lambda key: limits[key])
-    batch = max(limits[bound], 1.0)
-    prefill = batch * mix.computed / mix.decodes
+    ends = {key: max(number, 1.0) / steps for key, number in seats.items()}
+    ends["max_num_batched_tokens"] = budget / (mix.decodes + mix.computed)
+    bound = min(ends, key=lambda key: ends[key])
+    batch, prefill = ends[bound] * mix.decodes, ends[bound] * mix.computed
     chunk = max(prefill, min(mix.computed, budget - batch))
     share = prefill / chunk
-    step = (1 - share) * _step_time(latency, batch, mix, 0.0) + share * _step_time(latency, batch, mix, chunk)
-    return ThroughputLimit(rate=batch / mix.decodes / step * SECOND, batch=batch, bound=bound)
+    step = share * _step_time(latency, batch, mix, chunk)
+    if share < 1:
+        step += (1 - share) * _step_time(latency, max(batch, 1.0), mix, 0.0)
+    return ThroughputLimit(rate=ends[bound] / step * SECOND, batch=batch, bound=bound)
 
 
 def _step_time(latency: LatencyModel, batch: float, mix: RequestMix, chunk: float) -> float:

@@ -112,7 +112,8 @@ def find_limits(
     if not is_split:
         return ShapeLimits(instance=both, prefill=both, decode=both, bound=bound, groups=groups)
     prefill = find_throughput_limit(instances[0], replace(mix, output=1.0))
-    decode = find_throughput_limit(instances[-1], replace(mix, cached=mix.prompt))
+    # The first token of an answer is of the prefill instance: where the others are decoded, the second one is the first.
+    decode = find_throughput_limit(instances[-1], replace(mix, output=max(mix.output - 1, 1.0), cached=mix.prompt))
     return ShapeLimits(
         instance=both, prefill=prefill.rate, decode=decode.rate, bound=decode.bound, is_split=True, groups=groups
     )
