@@ -236,3 +236,28 @@ def test_the_link_of_a_set_up_is_looked_at(maitred: Any, tmp_path: Path, link: s
     assert out in result.out
     assert err in result.err
     assert "word" not in result.out.replace("password", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("gateway: {keys_file: gone.yaml}", "gateway.keys_file: gone.yaml: cannot be read: no such file or directory"),
+        ("gateway: {keys_file: wrong.yaml}", "gateway.keys_file: wrong.yaml:1: unknown key 'key'"),
+        ("gateway: {jwt: {jwks: gone.json, issuer: a, audience: b}}", "gateway.jwt.jwks: cannot read gone.json"),
+        ("instance: {model: llama-9}", "instance.model: unknown model 'llama-9'"),
+        ("instance: {model: llama-3.1-8b, hardware: H1000}", "instance.hardware: unknown hardware 'H1000'"),
+        (
+            "cluster: {groups: [{hardware: H1000}]}\ninstance: {model: llama-3.1-8b}",
+            "cluster.groups[0]: hardware: unknown hardware",
+        ),
+        ("cluster: {costs: {price_per_gpu_hour: {H1000: 2}}}", "cluster.costs.price_per_gpu_hour: unknown hardware 'H1000'"),
+    ],
+)
+def test_files_and_names_without_which_nothing_starts_are_looked_up(
+    maitred: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, error: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("wrong.yaml").write_text("key: []")
+    Path("c.yaml").write_text(text)
+    result = maitred("check", "c.yaml")
+    assert (result.code, result.err.startswith(f"maitred: error: {error}")) == (2, True), result.err

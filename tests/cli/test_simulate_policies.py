@@ -168,6 +168,19 @@ def test_what_has_no_effect_is_warned_of(maitred: Any, flags: tuple[object, ...]
     assert f"maitred: warning: {words}\n" in result.err
 
 
+@pytest.mark.parametrize(("column", "field", "is_warned_of"), [("", "", True), (",program,continues", ",a,true", False)])
+def test_a_prefix_cache_is_warned_of_only_if_the_trace_says_nothing_of_prompts(
+    maitred: Any, tmp_path: Path, column: str, field: str, is_warned_of: bool
+) -> None:
+    """The second prompt begins with the first one and its answer, 100 + 20 tokens: 7 blocks of 16."""
+    trace = tmp_path / "trace.csv"
+    rows = (f"0,default,100,20{field}", f"1,default,150,3{field}")
+    trace.write_text("\n".join((f"arrival_secs,class,prompt_tokens,output_tokens{column}", *rows)))
+    result = maitred("simulate", "--trace", trace, "--enable-prefix-caching", "--json")
+    assert ("a prefix cache finds nothing" in result.err) is is_warned_of
+    assert json.loads(result.out)["total_cached_tokens"] == (0 if is_warned_of else 112)
+
+
 @pytest.mark.parametrize(
     "flags",
     [

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -172,3 +174,18 @@ def offered(maitred: Any, *words: str) -> list[str]:
 )
 def test_a_shell_completes_commands_flags_and_names(maitred: Any, words: tuple[str, ...], expected: set[str]) -> None:
     assert set(offered(maitred, *words)) == expected
+
+
+def test_ctrl_c_while_the_commands_are_imported_ends_without_a_traceback() -> None:
+    """The first import of typer is when SIGINT comes, some hundred milliseconds before any command runs."""
+    code = """
+import signal, sys
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if name == "typer": signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+from maitred.cli import main
+main()
+"""
+    ended = subprocess.run([sys.executable, "-c", code, "--version"], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")

@@ -28,8 +28,9 @@ from __future__ import annotations
 import signal
 import sys
 from types import FrameType
-from typing import NoReturn
+from typing import Final, NoReturn
 
+INTERRUPTED: Final = 130  # 128 + SIGINT
 _hangup_came = False
 
 
@@ -37,8 +38,10 @@ def main() -> NoReturn:
     """Run the command line of this process: the entry point `maitred`. Always raises SystemExit."""
     if sys.argv[1:2] in (["serve"], ["scheduler"]):
         hold_hangups()
-    from maitred.cli.app import run
-
+    try:
+        from maitred.cli.app import run
+    except KeyboardInterrupt:  # Importing takes a moment, too: Ctrl-C ends it without a traceback, as it ends a command.
+        sys.exit(INTERRUPTED)
     run()
 
 

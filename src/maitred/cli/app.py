@@ -27,6 +27,7 @@ from typer.core import TyperGroup
 
 from maitred import __version__, is_compiled
 from maitred.cli import (
+    INTERRUPTED,
     bench,
     calibration,
     check,
@@ -52,7 +53,6 @@ from maitred.core.errors import MaitredError
 from maitred.core.printing import printable
 
 USER_ERROR: Final = 2
-INTERRUPTED: Final = 130  # 128 + SIGINT
 NO_READER: Final = 1
 CANNOT_WRITE: Final = {errno.EBADF, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC}
 

@@ -56,9 +56,11 @@ def run(
     from maitred.compat.instance_rules import instance_rules
     from maitred.config.root import known_capacity, overcommit_error
     from maitred.config.shadow_file import shadow_problems
+    from maitred.gateway.access.caller_sources import source_problems
     from maitred.gateway.admin.port_certificates import certificate_problems
     from maitred.gateway.cluster.link_setup import link_problems
     from maitred.sim.disaggregation import check_disaggregation
+    from maitred.sim.instance_groups import name_problems
 
     sources = _sources(file, admission_config)
     if capacity is not None and not sources.merged().is_given("admission", "mode"):
@@ -69,6 +71,7 @@ def run(
     overcommit = overcommit_error(config, known_capacity(config) if capacity is None else capacity)
     found = [*([] if overcommit is None else [overcommit]), *certificate_problems(config.gateway, datetime.now(UTC))]
     is_shared = sources.merged().is_given("scheduler")
+    found += [*source_problems(config.gateway), *name_problems(config.cluster, config.instance)]
     exit_if_any([*found, *(link_problems(config.scheduler) if is_shared else ()), *shadow_problems(config)])
     typer.echo(f"{printable(', '.join(str(path) for path in (sources.file, sources.admission_file) if path))}: ok")
     slots = _capacity(config) if capacity is None else capacity

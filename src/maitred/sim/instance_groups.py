@@ -20,7 +20,13 @@ from msgspec.structs import replace
 
 from maitred.core.errors import ConfigError, nearest_name_hint
 from maitred.instance import InstanceConfig
-from maitred.instance.catalogue import hardware_name, hardware_names, resolve_instance, without_request_overhead
+from maitred.instance.catalogue import (
+    find_deployment,
+    hardware_name,
+    hardware_names,
+    resolve_instance,
+    without_request_overhead,
+)
 from maitred.instance.latency import AIConfiguratorLatency
 from maitred.instance.throughput_limit import RequestMix, find_throughput_limit
 from maitred.routing import RoutingConfig
@@ -48,6 +54,23 @@ def resolve_fleet(cluster: ClusterConfig, instance: InstanceConfig) -> tuple[Clu
     longest = min(config.model_len for config in found)
     groups = [group.stating(config) for group, config in zip(cluster.groups, found, strict=True)]
     return _with_slow_ones(replace(cluster, groups=groups), replace(found[0], max_model_len=longest))
+
+
+def name_problems(cluster: ClusterConfig, instance: InstanceConfig) -> Iterator[ConfigError]:
+    """Yield what is wrong with the names of models and GPUs, and the files that they stand for. Unlike `resolve_fleet` it asks
+    for no step times, which take seconds."""
+    own = {"instance": instance} if not cluster.groups else {}
+    groups = {f"cluster.groups[{place}]": group.applied_to(instance) for place, group in enumerate(cluster.groups)}
+    for where, config in (own | groups).items():
+        try:
+            if config.has_model:
+                find_deployment(config)
+        except ConfigError as error:
+            yield error.at(f"{where}: {error.where}" if groups else f"{where}.{error.where}")
+    try:
+        _check_prices(cluster, list((own | groups).values()))
+    except ConfigError as error:
+        yield error
 
 
 def _have_like_overheads(configs: Sequence[InstanceConfig]) -> bool:

@@ -36,7 +36,6 @@ from maitred.workload.session_replay import SessionReplay
 from maitred.workload.spec_parts import GoodputTargets
 from maitred.workload.trace_format import (
     FORMATS,
-    UNKNOWN_PREFIXES,
     NotReplayedError,
     RowError,
     RowParser,
@@ -134,7 +133,11 @@ class BadRows(Enum):
 class Trace:
     """The jobs of a trace file, once, in the order of arrival. Close it, use it in a `with` block, or read it to the end."""
 
-    def __init__(self, lines: LineReader, trace_format: TraceFormat, parse: RowParser, bad_rows: BadRows) -> None:
+    def __init__(
+        self, lines: LineReader, trace_format: TraceFormat, parse: RowParser, bad_rows: BadRows, *, knows_prompts: bool = True
+    ) -> None:
+        self.knows_prompts = knows_prompts
+        """Whether the file can say what its prompts have in common."""
         self._reader = lines
         self._format = trace_format
         self._parse = parse
@@ -143,11 +146,6 @@ class Trace:
         """Rows left out so far: bad rows (`BadRows.SKIP`) and rows that are not replayed (`NotReplayedError`)."""
         self.first_skipped: ConfigError | None = None
         """The error of the first row that was left out, with its place."""
-
-    @property
-    def knows_prompts(self) -> bool:
-        """Whether its format can say what prompts have in common."""
-        return self._format.shared_prefixes != UNKNOWN_PREFIXES
 
     def __iter__(self) -> Iterator[Job]:
         """Yield the jobs. Raises ConfigError at a bad row, unless such rows are skipped, and at the end if no row was
@@ -320,6 +318,7 @@ def _open_file(path: Path, trace_format: TraceFormat | None, bad_rows: BadRows, 
         trace_format = trace_format or _detect_format(lines)
         if header is not None:
             trace_format.set_header_file(header)
+        knows_prompts = trace_format.knows_prompts(lines.next_line)
         parse = trace_format.make_parser(lines)
     except RowError as bad:
         lines.close()
@@ -327,7 +326,7 @@ def _open_file(path: Path, trace_format: TraceFormat | None, bad_rows: BadRows, 
     except ConfigError:
         lines.close()
         raise
-    return Trace(lines, trace_format, parse, bad_rows)
+    return Trace(lines, trace_format, parse, bad_rows, knows_prompts=knows_prompts)
 
 
 def _detect_format(lines: LineReader) -> TraceFormat:

@@ -114,6 +114,8 @@ class TraceFormat(Protocol):
     """The unit of times, in a few words, for the documentation."""
     shared_prefixes: ClassVar[str] = UNKNOWN_PREFIXES
     """How the format names the prefixes that prompts share, in a few words, for the documentation."""
+    prefix_columns: ClassVar[Sequence[str]] = ()
+    """Columns of which a file must have one to say what prompts share, or none if every file of this format says it."""
     example: ClassVar[str]
     """A line that users recognise: the header or a row."""
     max_disorder: int = 0
@@ -129,6 +131,13 @@ class TraceFormat(Protocol):
     def recognises(self, first_line: str) -> bool:
         """Return whether a file with this first line has this format. At most one format may recognise a file."""
         ...
+
+    def knows_prompts(self, first_line: str) -> bool:
+        """Return whether a file with this first line can say what prompts have in common."""
+        columns = self.prefix_columns
+        return self.shared_prefixes != UNKNOWN_PREFIXES and (
+            not columns or not set(columns).isdisjoint(split_header(first_line))
+        )
 
     def set_header_file(self, path: Path) -> None:
         """Read the header from the file `path`. Called before `make_parser`. Raises ConfigError for formats without one."""

@@ -8,19 +8,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Final, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Protocol
 
 from maitred.core.errors import ConfigError
 from maitred.gateway.access.auth import Caller
-from maitred.gateway.access.keys_file import KeysFile
-from maitred.gateway.config import GatewayConfig
+from maitred.gateway.access.keys_file import KeysFile, read_keys
+from maitred.gateway.config import GatewayConfig, JwtConfig
 from maitred.wire.client import UpstreamClient
 from maitred.wire.clock import Clock
 from maitred.wire.errors import ProtocolError
 from maitred.wire.origin import Origin
 from maitred.wire.tasks import end_tasks
+
+if TYPE_CHECKING:
+    from maitred.gateway.access.jwt_keys import Fetch, JwtKeys
 
 log = logging.getLogger("maitred.gateway")
 _MAX_PAGE_BYTES: Final = 1 << 20
@@ -54,15 +58,37 @@ def make_sources(config: GatewayConfig, clock: Clock, client: UpstreamClient) ->
     if config.keys_file is not None:
         sources.append(KeysFile(config.keys_file, clock))
     if config.jwt is not None:
-        try:
-            from maitred.gateway.access.jwt_keys import JwtKeys
-        except ImportError as error:
-            raise ConfigError("PyJWT is not installed", where="gateway.jwt", hint="pip install 'maitred[jwt]'") from error
-        keys = JwtKeys(config.jwt, clock, partial(_fetch, client))
+        keys = _jwt_keys(config.jwt, clock, partial(_fetch, client))
         if keys.needs_tls:
             client.load_authorities()
         sources.append(keys)
     return sources
+
+
+def source_problems(config: GatewayConfig) -> Iterator[ConfigError]:
+    """Yield why a gateway would not start with the files of keys that it names. What is behind a URL is not asked for."""
+    if config.keys_file is not None:
+        try:
+            read_keys(Path(config.keys_file))
+        except ConfigError as error:
+            yield error.at(f"gateway.keys_file: {error.where}")
+    if config.jwt is not None:
+        try:
+            _jwt_keys(config.jwt, Clock(), _fetch_nothing)
+        except ConfigError as error:
+            yield error
+
+
+def _jwt_keys(config: JwtConfig, clock: Clock, fetch: Fetch) -> JwtKeys:
+    try:
+        from maitred.gateway.access.jwt_keys import JwtKeys
+    except ImportError as error:
+        raise ConfigError("PyJWT is not installed", where="gateway.jwt", hint="pip install 'maitred[jwt]'") from error
+    return JwtKeys(config, clock, fetch)
+
+
+async def _fetch_nothing(origin: Origin, path: str) -> bytes:
+    return b""
 
 
 async def _fetch(client: UpstreamClient, origin: Origin, path: str) -> bytes:

@@ -102,6 +102,8 @@ class Measured(msgspec.Struct, frozen=True):
 class MaitredFormat(TraceFormat):
     description = "maitred's own CSV, written by hand or by maitred serve --record."
     times = "seconds"
+    shared_prefixes = "where a column says so: `continues`, `prefix_group`, `block_ids`"
+    prefix_columns = ("continues", "prefix_group", "block_ids")
     example = ",".join(REQUIRED_COLUMNS)
     max_disorder = 65_536
     has_think_times = True
