@@ -62,8 +62,7 @@ _UNMET: Final = 1e9
 _LARGEST_STRETCH: Final = 4.0
 _KNEE_RATES: Final = (0.6, 1.1, 1.25)
 """Shares of the highest rate that are shown beside it: one in front of the knee, and two beyond it."""
-_SECONDS: Final = 3600
-_MILLION: Final = 1e6
+_MILLIONS_PER_HOUR: Final = 3600 / 1e6
 _DRAWS: Final = 400
 _FEW_DIVERGE: Final = 0.5
 """Share of the seeds from which on a queue that grows without end is no chance of the draws."""
@@ -119,11 +118,10 @@ class OptionSearch:
         plan = self._plan
         try:
             cluster, self._instance = resolve_fleet(self._candidate.cluster, self._candidate.instance)
-            is_split = bool(cluster.disaggregation)
             self._unit = cluster.instance_configs(self._instance) if cluster.groups else [self._instance]
             if self._error is None:
                 self._error = published_error(self._candidate)
-            self._limits = find_limits(self._unit, plan.traffic.mix, is_split=is_split, groups=self._groups)
+            self._limits = find_limits(self._unit, plan.traffic.mix, is_split=bool(cluster.disaggregation), groups=self._groups)
             for self._count in plan.rounds:
                 yield from self._search_once()
                 if self._problem or self._is_narrow:
@@ -356,7 +354,7 @@ class OptionSearch:
             gpus = sum(counts.values())
             cost = sum(count * self._prices[name] for name, count in counts.items()) if self._prices else None
         rate = self._rate(step) if found and step is not None else None
-        tokens = plan.traffic.rate * plan.traffic.mix.output * _SECONDS / _MILLION
+        tokens = plan.traffic.rate * plan.traffic.mix.output * _MILLIONS_PER_HOUR
         return CapacityOption(
             hardware=" + ".join(name for _, name in self._groups) or (instance.hardware if instance.has_model else ""),
             tensor_parallel_size=None if self._groups else instance.tensor_parallel_size,
