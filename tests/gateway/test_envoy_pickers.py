@@ -268,3 +268,10 @@ def test_a_port_that_is_taken_is_said_before_envoy_starts():
         await backend.stop()
 
     run_on_sockets(scenario())
+
+
+def test_envoy_needs_a_port_that_is_named():
+    backend = Backend()
+    backend.port = 1
+    with pytest.raises(ConfigError, match="Envoy takes no free port by itself"):
+        envoy_gateway(backend, 0, 0).open_ports()

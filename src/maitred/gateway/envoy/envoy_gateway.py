@@ -95,6 +95,8 @@ class EnvoyGateway(PickerScheduler):
     def _check_port(self) -> None:
         """Raise ConfigError if Envoy could not listen: it would say so in many words."""
         config = self.config
+        if not self.config.port:
+            raise ConfigError("Envoy takes no free port by itself", where="--port", hint="the number of a port, such as 8080")
         try:
             self.machine.listen(config.host, config.port).close()
         except (OSError, OverflowError) as error:
