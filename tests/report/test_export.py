@@ -60,7 +60,7 @@ def test_the_figures_under_blis_keys(five: Results) -> None:
         "total_cached_tokens": 22, "prefix_cache_hit_rate": 0.2,
         "simulated_duration_s": 2.0, "responses_per_sec": 1.5, "tokens_per_sec": 10.0,
         "ttft_mean_ms": 375.0, "ttft_p99_ms": 788.0, "tpot_mean_ms": 100.0, "e2e_mean_ms": 700.0, "e2e_p99_ms": 1382.0,
-        "preemption_count": 3, "goodput_rps": 1.0, "slo_attainment": 0.4,
+        "preemption_count": 3, "goodput_rps": 1.0, "completed_share": 0.6, "slo_attainment": 0.4,
     }  # fmt: skip
     assert {key: figures[key] for key in expected} == pytest.approx(expected)
     assert figures["slo"] == {"ttft_ms": 200.0, "tpot_ms": None, "e2e_ms": None}

@@ -54,7 +54,7 @@ def candidate(index: int, cost: float, ttft: float, values: dict[str, Any] | Non
         index=index,
         values=values or {"cluster.num_instances": index},
         problem="",
-        figures={"cost": cost, "ttft_p99_ms": ttft},
+        figures={"cost": cost, "ttft_p99_ms": ttft, "completed_share": 1.0},
         meets_constraints=ttft <= 500,
         num_seeds_met=1,
         num_seeds=1,

@@ -57,7 +57,7 @@ def test_a_grid_is_every_combination_and_each_figure_that_of_its_own_simulation(
 
 
 def figures(cost: float, ttft: float | None) -> dict[str, float | None]:
-    return {"cost": cost, "gpus": cost, "ttft_p99_ms": ttft}
+    return {"cost": cost, "gpus": cost, "ttft_p99_ms": ttft, "completed_share": 1.0}
 
 
 def judged(*found: tuple[float, float | None], limit: float = 500) -> SweepResult:
@@ -132,6 +132,27 @@ SPLITS: dict[str, Any] = {
     "base": {"cluster": {"disaggregation": {"kv_bytes_per_token": 100_000}}},
     "workload": {"rate": 6, "num_requests": 30},
 }
+
+
+def test_that_the_best_answers_fewer_requests_than_others_is_said() -> None:
+    """A latency is of what was answered: the one that refuses most has the best."""
+    of_refusals: dict[str, Any] = {
+        "base": {"instance": {"latency": "linear:7000,4,90"}},
+        "workload": {"rate": 10, "num_requests": 100, "input_tokens": "uniform:10,500"},
+        "grid": {"instance.total_kv_blocks": [20, 2000]},
+        "objective": "ttft_mean_ms",
+        "pareto": ["ttft_mean_ms", "e2e_p99_ms"],
+    }
+    misled = sweep(of_refusals | {"workload": of_refusals["workload"] | {"output_tokens": 4}})
+    assert misled.best is not None
+    assert misled.best.values == {"instance.total_kv_blocks": 20}
+    assert "Others answer more requests than the best one" in " ".join(str(misled).split())
+    assert "answered" in str(misled)
+
+    asked = sweep(of_refusals | {"constraints": ["completed_share >= 0.99"]})
+    assert asked.best is not None
+    assert asked.best.values == {"instance.total_kv_blocks": 2000}
+    assert "Others answer" not in str(asked)
 
 
 def test_keys_that_change_together_are_one_column_of_the_grid() -> None:
@@ -241,6 +262,7 @@ def test_runs_and_a_picture(tmp_path: Path) -> None:
         "gpus",
         "ttft_mean_ms",
         "ttft_p99_ms",
+        "completed_share",
     ]
     assert frame["instance.scheduler"].to_list()[:4] == ["fcfs", "fcfs", "sjf", "sjf"]
     assert frame["seed"].to_list()[:2] == [42, 43]

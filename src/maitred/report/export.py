@@ -285,6 +285,7 @@ def _figures(summary: Summary, group: GroupSummary) -> dict[str, float | None]:
     return {
         "injected_requests": group.arrived,
         "completed_requests": group.completed,
+        "completed_share": group.completed / group.arrived if group.arrived else None,
         "rejected_requests": count[Outcome.REJECTED],
         "preempted_requests": count[Outcome.PREEMPTED],
         "dropped_unservable": count[Outcome.REFUSED],

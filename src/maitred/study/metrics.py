@@ -65,6 +65,8 @@ def _latencies() -> Iterator[tuple[str, Metric]]:
 
 DIVERGES: Final = "diverges"
 """1 for a run whose queue grows without end (`report.verdicts.find_growth`), 0 for another one."""
+COMPLETED_SHARE: Final = "completed_share"
+"""The completed requests among those that arrived."""
 COST_METRICS: Final[Mapping[str, Metric]] = {
     "cost": Metric("cost", Better.LOWER, of_groups=False),
     "gpus": Metric("GPUs", Better.LOWER, of_groups=False),
@@ -77,6 +79,7 @@ RUN_METRICS: Final[Mapping[str, Metric]] = {
     "tokens_per_sec": Metric("tokens/s", Better.HIGHER),
     "total_tokens_per_sec": Metric("total tokens/s", Better.HIGHER),
     "completed_requests": Metric("completed", Better.HIGHER),
+    COMPLETED_SHARE: Metric("answered", Better.HIGHER, is_share=True),
     "rejected_requests": Metric("rejected", Better.LOWER),
     "preempted_requests": Metric("preempted", Better.LOWER),
     "timed_out_requests": Metric("timed out", Better.LOWER),

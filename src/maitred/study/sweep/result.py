@@ -21,7 +21,7 @@ from rich.table import Table
 from maitred.report.figure import draw_scatter
 from maitred.report.output_file import OutputFile
 from maitred.report.panels import Group, Limit, Point, Scatter, spans_decades
-from maitred.study.metrics import Figures, find_metric, mean_figures, metric_heading
+from maitred.study.metrics import COMPLETED_SHARE, Figures, find_metric, mean_figures, metric_heading
 from maitred.study.presentation import Presentation, ShownTable, StudyResult
 from maitred.study.sweep.points import SweepPoint
 from maitred.study.sweep.spec import Criteria
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 _LONGEST_VALUE = 24
 _LONGEST_HEADING = 10
+_FEWER = 0.01
+"""A share of requests by which one candidate answers fewer than another, and its latencies are of other requests."""
 
 
 class CandidateResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,6 +168,8 @@ def sweep_table(result: SweepResult) -> Table:
     """Return a row for the best candidate, and for each of the Pareto front."""
     criteria, best, front = result.criteria, result.best, result.pareto_front
     names = [*dict.fromkeys((criteria.objective, *criteria.pareto, *(each.metric for each in criteria.constraints)))]
+    if _answers_fewer(result) and COMPLETED_SHARE not in names:
+        names.append(COMPLETED_SHARE)
     keys = list(result.candidates[0].values)
     table = _empty_table(keys, names, has_constraints=bool(criteria.constraints))
     shown = [best, *(each for each in front if each is not best)] if best else front
@@ -220,9 +224,20 @@ def sweep_notes(result: SweepResult) -> Iterator[str]:
     lacking = [name for name in named if possible and all(each.figures[name] is None for each in possible)]
     if lacking:
         yield f"No run has a figure for {', '.join(lacking)}: no request got so far. maitred simulate says why."
+    if _answers_fewer(result):
+        yield (
+            "Others answer more requests than the best one, whose latencies are of those alone that it answers: "
+            f"{COMPLETED_SHARE} >= 0.99 as a constraint leaves it out."
+        )
     if len(possible) < len(candidates):
         problem = next(each.problem for each in candidates if each.problem)
         yield f"{len(candidates) - len(possible)} cannot be simulated; the first: {problem}"
+
+
+def _answers_fewer(result: SweepResult) -> bool:
+    """Return whether another candidate answers more requests than the best one."""
+    shares = [each.figures[COMPLETED_SHARE] or 0.0 for each in result.candidates if not each.problem]
+    return result.best is not None and (result.best.figures[COMPLETED_SHARE] or 0.0) < max(shares) - _FEWER
 
 
 def _constraint_notes(criteria: Criteria, meeting: int) -> Iterator[str]:

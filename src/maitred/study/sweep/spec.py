@@ -17,7 +17,7 @@ from maitred.core.yaml_schema import dotted_key
 from maitred.files import InputFile
 from maitred.report import Slo
 from maitred.study.candidate import Candidate
-from maitred.study.metrics import Better, Constraint, Figures, find_metric, parse_constraint
+from maitred.study.metrics import COMPLETED_SHARE, Better, Constraint, Figures, find_metric, parse_constraint
 from maitred.study.runs import MAX_SEEDS
 
 _LONGEST_MS = 1e14
@@ -203,7 +203,8 @@ class Criteria(msgspec.Struct, frozen=True):
     @property
     def measured(self) -> tuple[str, ...]:
         """All metrics that a run must measure."""
-        named = (*self.shown, self.objective, *self.pareto, *(each.metric for each in self.constraints))
+        # A latency is of what was answered, so it is told beside how much that was.
+        named = (*self.shown, self.objective, *self.pareto, *(each.metric for each in self.constraints), COMPLETED_SHARE)
         return tuple(name for name in dict.fromkeys(named) if name not in (COST, GPUS))
 
     def are_met(self, figures: Figures) -> bool:
