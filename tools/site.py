@@ -45,6 +45,9 @@ NAVIGATION: dict[str, Any] = {
     "Operations": {
         "Sizing": "sizing.md",
         "The gateway": "gateway.md",
+        "Access": "access.md",
+        "Backends": "backends.md",
+        "Operating it": "operations.md",
         "The dashboard": "dashboard.md",
         "A shadow": "shadow.md",
         "Tuning": "tune.md",

@@ -90,7 +90,8 @@ def test_the_example_loads(tmp_path: Path) -> None:
     assert found.admission.class_cap("auth:acme") is PriorityClass.INTERACTIVE
 
 
-GATEWAY_DOC = (Path(__file__).parents[2] / "docs" / "gateway.md").read_text(encoding="utf-8")
+GATEWAY_PAGES = ("gateway", "access", "backends", "operations")
+GATEWAY_DOC = "".join((Path(__file__).parents[2] / "docs" / f"{page}.md").read_text(encoding="utf-8") for page in GATEWAY_PAGES)
 SOURCE = Path(maitred.__file__).parent
 
 

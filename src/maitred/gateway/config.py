@@ -176,7 +176,7 @@ class GatewayConfig(FleetConfig, frozen=True, kw_only=True, forbid_unknown_field
     tenant `auth:acme`. `{acme: [KEY1, KEY2]}`: each of these is valid, so that clients can change from one to the other."""
     keys_file: str | None = None
     """YAML or JSON file with further keys of tenants, with a class and the date of their end if need be; read again within
-    seconds when it changes (docs/gateway.md#keys-in-a-file-and-tokens)."""
+    seconds when it changes (docs/access.md#keys-in-a-file-and-tokens)."""
     jwt: JwtConfig | None = None
     """Tokens of an issuer that are keys too. Null: there are none."""
     cors_origins: tuple[str, ...] = ()
@@ -203,7 +203,7 @@ class GatewayConfig(FleetConfig, frozen=True, kw_only=True, forbid_unknown_field
     max_attempts: int = 3
     """How often one request may be sent to backends that fail it before its response begins, or that answer 408, 429, 500, 502,
     503 or 504. What was not sent does not count: a connection that could not be made, or a kept one that turns out to be dead.
-    See docs/gateway.md#when-a-backend-fails."""
+    See docs/backends.md#when-a-backend-fails."""
     queue_timeout_status: Literal[408, 503] = 408
     """Status of the response when a request has waited too long: 408, as SMG documents it, or 503. Some proxies repeat a 408 at
     once."""
@@ -243,7 +243,7 @@ class GatewayConfig(FleetConfig, frozen=True, kw_only=True, forbid_unknown_field
     log_level: LogLevel = "info"
     """What the log says: `debug`, `info`, `warning` or `error`, and what is more urgent."""
     log_format: LogFormat = "text"
-    """`text` or `json`: how a line of the log is written. See docs/gateway.md#the-log."""
+    """`text` or `json`: how a line of the log is written. See docs/operations.md#the-log."""
     access_log: bool = False
     """Whether each request has a line in the log when it has ended."""
     otel: OtelConfig = OtelConfig()
