@@ -9,6 +9,7 @@ import sys
 import tomllib
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,9 @@ import maitred.kv
 from maitred.core import registry
 from maitred.core.errors import ConfigError
 from maitred.core.registry import Registry
+from maitred.queueing.base import SCHEDULERS
+from maitred.routing.base import ROUTERS
+from maitred.scheduler.discovery.base import SOURCES
 
 ROOT = Path(__file__).parents[2]
 MINE = """
@@ -109,6 +113,22 @@ def test_what_is_wrong_with_it_is_one_line(elsewhere: Path, scales: Registry[Sca
     with pytest.raises(ConfigError, match=complaint) as error:
         scales.create(written)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "written", "meant"),
+    [
+        (SOURCES, "file:x.json", "file(x.json)"),
+        (SOURCES, "dns:engines:8000", "dns(engines:8000)"),
+        (SCHEDULERS, "vtc:lpm", "vtc(lpm)"),
+        (SCHEDULERS, "random:3", "random(3)"),  # There is a module `random`.
+        (ROUTERS, "power-of-two:2", "power-of-two(2)"),
+    ],
+)
+def test_parameters_behind_a_colon_are_no_module(kind: Registry[Any], written: str, meant: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        kind.get(written)
+    assert error.value.hint == f"did you mean '{meant}'?"
 
 
 def test_nothing_in_the_working_directory_hides_what_is_installed(elsewhere: Path, scales: Registry[Scale]) -> None:

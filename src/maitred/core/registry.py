@@ -210,7 +210,8 @@ class Registry(Generic[T]):
         module = self._load(path, lambda: _imported(name))
         if not hasattr(module, attribute):
             own = [known for known, value in vars(module).items() if isinstance(value, type) and value.__module__ == name]
-            hint = nearest_name_hint(attribute, [known for known in own if not self._missing(getattr(module, known))])
+            near = nearest_name_hint(attribute, [known for known in own if not self._missing(getattr(module, known))])
+            hint = self._in_brackets(path) or near
             raise ConfigError(f"cannot load {self.kind} {path!r}: {name} has no {attribute!r}", hint=hint)
         return self._checked(getattr(module, attribute), path)
 
@@ -218,8 +219,14 @@ class Registry(Generic[T]):
         try:
             return load()
         except Exception as error:  # a module of the user's own may raise anything
-            what = str(error) if isinstance(error, ImportError | AttributeError | ValueError) else f"{_named(error)}"
-            raise ConfigError(f"cannot load {self.kind} {name!r}: {what}", hint=_OF_YOUR_OWN) from error
+            kind = "" if isinstance(error, ImportError | AttributeError | ValueError) else f"{type(error).__name__}: "
+            hint = self._in_brackets(name) or _OF_YOUR_OWN
+            raise ConfigError(f"cannot load {self.kind} {name!r}: {kind}{error}", hint=hint) from error
+
+    def _in_brackets(self, path: str) -> str:
+        """Return the hint for a path that is a known name with its parameters behind a colon, or nothing."""
+        name, colon, given = path.partition(":")
+        return f"did you mean '{name}({given})'?" if colon and given and name in self else ""
 
     def _missing(self, found: type) -> list[str]:
         """Return the methods of the kind that `found` does not have."""
@@ -335,8 +342,9 @@ def _is_supplied(kind: Any, defaults: Collection[Any]) -> bool:
 
 def _types(factory: Factory[Any], name: str) -> dict[str, Any]:
     """Return the types of the parameters. Raises ConfigError for annotations that cannot be evaluated."""
+    is_struct = isinstance(factory, type) and issubclass(factory, msgspec.Struct)
     try:
-        return get_type_hints(factory if _is_struct(factory) else _constructor(factory))
+        return get_type_hints(factory if is_struct else _constructor(factory))
     except NameError as error:
         hint = "import what annotations of the constructor name, and not under TYPE_CHECKING alone"
         raise ConfigError(f"the parameters of {name} cannot be read: {error}", hint=hint) from error
@@ -352,10 +360,6 @@ def _has_annotations(factory: Any) -> bool:
     return made_by is object.__init__ or hasattr(made_by, "__annotations__")
 
 
-def _is_struct(factory: Any) -> bool:
-    return isinstance(factory, type) and issubclass(factory, msgspec.Struct)
-
-
 def _made(name: str, factory: Factory[T]) -> T:
     """Return a new policy. Raises ConfigError for whatever its constructor raises."""
     try:
@@ -365,11 +369,7 @@ def _made(name: str, factory: Factory[T]) -> T:
     except ValueError as error:
         raise ConfigError(f"{name}: {error}") from error
     except Exception as error:  # a class of the user's own may raise anything
-        raise ConfigError(f"{name} cannot be made: {_named(error)}") from error
-
-
-def _named(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{name} cannot be made: {type(error).__name__}: {error}") from error
 
 
 def _imported(module: str) -> Any:
