@@ -22,20 +22,13 @@ from maitred.gateway.envoy.picker_scheduler import ExtProcPort, PickerScheduler
 from maitred.programs import ProgramsConfig
 from maitred.scheduler.interface import LinkAddress, open_election
 from maitred.scheduler.link_config import SchedulerConfig
-from maitred.scheduler.sharing.elections.election import SoleScheduler, Term
+from maitred.scheduler.sharing.elections.election import SoleScheduler
 from maitred.wire.machine import Machine
 from maitred.wire.server import running_server
 from ports import free_ports
 
 BUFFERED, FULL_DUPLEX = 2, 4
 _HERE = "127.0.0.1"
-
-
-class FirstScheduler(SoleScheduler):
-    """The election of a scheduler before which there was none: it has nothing to learn."""
-
-    async def campaign(self, candidate: Any, floor: int) -> Term:
-        return Term(floor + 1, [])
 
 
 def make_picker(
@@ -62,7 +55,7 @@ def make_picker(
         None,
         programs or ProgramsConfig(),
         port=LinkPort(LinkAddress(_HERE, 0), None, None, b"a secret of a test", name),
-        election=FirstScheduler() if election is None else open_election(election, link, machine.random),
+        election=SoleScheduler(is_first=True) if election is None else open_election(election, link, machine.random),
         pages=(_HERE, 0),
         ext_proc=ext_proc or ExtProcPort(_HERE, port),
         machine=machine,

@@ -189,14 +189,14 @@ def test_a_thousand_streams_hold_their_slots_until_they_end():
 
 
 def envoy_gateway(backend, port, pages):
-    def make(*given, **named):
+    def make(*given, election, **named):
         return EnvoyGateway(*given, **{**named, "pages": ("127.0.0.1", pages)})
 
     return make_picker((backend,), make=make, listen=port)
 
 
 def test_a_gateway_with_an_envoy_of_its_own():
-    """An Envoy that dies is started anew; at the end none is left."""
+    """Its slots may be had at once. An Envoy that dies is started anew; at the end none is left."""
 
     async def scenario():
         backend = Backend()
@@ -205,6 +205,7 @@ def test_a_gateway_with_an_envoy_of_its_own():
         gateway = envoy_gateway(backend, port, pages)
         url = f"http://127.0.0.1:{port}"
         async with running_server(gateway, port=pages):
+            assert gateway.host.leadership.mode == "leading"
             assert await answered(url) == 200
             connection = await ask(url, "/ready", "GET")
             assert (await connection.read_response())[0] == 200
@@ -221,6 +222,35 @@ def test_a_gateway_with_an_envoy_of_its_own():
         with pytest.raises(ProcessLookupError):
             os.kill(last, 0)
         await backend.stop()
+
+    run_on_sockets(scenario())
+
+
+def test_an_envoy_of_ours_ends_with_a_process_that_is_killed():
+    """Else it would keep the port, and answer 503 to all."""
+
+    async def scenario():
+        backend = Backend()
+        await backend.start()
+        port, pages = free_ports(2)
+        flags = ("--backend", backend.url, "--port", str(port), "--pages-port", str(pages))
+        command = ("-m", "maitred", "serve", "--data-plane", "envoy", *flags)
+        process = await asyncio.create_subprocess_exec(sys.executable, *command, stderr=asyncio.subprocess.DEVNULL)
+        try:
+            async with asyncio.timeout(30):
+                while True:
+                    with contextlib.suppress(OSError):
+                        assert await answered(f"http://127.0.0.1:{port}") == 200
+                        break
+                    await asyncio.sleep(0.05)
+                await end(process)
+                with contextlib.suppress(ConnectionRefusedError):
+                    while True:
+                        (await ask(f"http://127.0.0.1:{port}")).disconnect()
+                        await asyncio.sleep(0.05)
+        finally:
+            await end(process)
+            await backend.stop()
 
     run_on_sockets(scenario())
 

@@ -76,7 +76,6 @@ def serve_with_envoy(
     from maitred.gateway.envoy.envoy_gateway import EnvoyGateway
     from maitred.gateway.envoy.envoy_process import require_envoy
     from maitred.gateway.envoy.picker_scheduler import ExtProcPort
-    from maitred.scheduler.interface import open_election
     from maitred.wire.server import run_server
 
     require_envoy(where)
@@ -88,7 +87,6 @@ def serve_with_envoy(
         EnvoyGateway,
         machine=machine,
         port=LinkPort(None, None, None, machine.random.randbytes(16), link_name(link)),
-        election=open_election(None, link, machine.random),
         pages=(link.pages_host, link.pages_port),
         ext_proc=ExtProcPort("127.0.0.1", 0),
     )

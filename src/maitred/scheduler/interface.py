@@ -52,7 +52,7 @@ from maitred.scheduler.programs.parts import ProgramParts
 from maitred.scheduler.requests import ScheduledRequest
 from maitred.scheduler.scheduler import LocalScheduler, Scheduler, SchedulerParts
 from maitred.scheduler.sharing.dialer import Dialer, Finder, KnownAddresses
-from maitred.scheduler.sharing.elections.election import Candidate, ElectedAddresses, Election
+from maitred.scheduler.sharing.elections.election import Candidate, ElectedAddresses, Election, SoleScheduler
 from maitred.scheduler.sharing.elections.opening import open_election
 from maitred.scheduler.sharing.host import SchedulerHost
 from maitred.scheduler.sharing.hosted_scheduler import HostedScheduler
@@ -113,6 +113,7 @@ __all__ = [
     "ServedModel",
     "SlotLease",
     "SlotSource",
+    "SoleScheduler",
     "SourceError",
     "SourceState",
     "Told",

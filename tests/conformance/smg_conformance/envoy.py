@@ -12,7 +12,7 @@ from maitred.gateway.envoy.bootstrap import EnvoyPlan
 from maitred.gateway.envoy.envoy_process import EnvoyProcess
 from maitred.gateway.envoy.picker_scheduler import ExtProcPort, PickerScheduler
 from maitred.scheduler.interface import LinkAddress
-from maitred.scheduler.sharing.elections.election import SoleScheduler, Term
+from maitred.scheduler.sharing.elections.election import SoleScheduler
 from maitred.wire import server
 from maitred.wire.machine import Machine
 from ports import free_ports
@@ -23,13 +23,6 @@ from .metrics import Metrics
 
 _HERE = "127.0.0.1"
 SETTLE_SECS = 1.0
-
-
-class _First(SoleScheduler):
-    """The election of a scheduler before which there was none."""
-
-    async def campaign(self, candidate: Any, floor: int) -> Term:
-        return Term(floor + 1, [])
 
 
 class _PickerGateway(ClusterGateway):
@@ -79,7 +72,7 @@ def _picker(alone: Any) -> PickerScheduler:
     return PickerScheduler(
         *sections,
         port=LinkPort(None, None, None, b"a secret of a conformance run", "picker"),
-        election=_First(),
+        election=SoleScheduler(is_first=True),
         pages=(_HERE, 0),
         ext_proc=ExtProcPort(_HERE, 0),
         fallback=alone.scheduler.fallback,

@@ -19,7 +19,7 @@ from maitred.core.errors import ConfigError, describe_os_error
 from maitred.gateway.envoy.bootstrap import EnvoyPlan
 from maitred.gateway.envoy.envoy_process import EnvoyProcess
 from maitred.gateway.envoy.picker_scheduler import PickerScheduler
-from maitred.scheduler.interface import Backend, LinkAddress
+from maitred.scheduler.interface import Backend, LinkAddress, SoleScheduler
 from maitred.wire.server import OpenPort
 from maitred.wire.server_context import ServerContext
 
@@ -33,8 +33,9 @@ class EnvoyGateway(PickerScheduler):
     """A picker with an Envoy of its own."""
 
     def __init__(self, *args: Any, pages: tuple[str, int], **named: Any) -> None:
-        """As `PickerScheduler`."""
-        super().__init__(*args, pages=pages, **named)
+        """As `PickerScheduler`, without an election."""
+        # Nobody else asks this picker, and the Envoy of a process before this one has ended with it.
+        super().__init__(*args, pages=pages, election=SoleScheduler(is_first=True), **named)
         self._pages_address = LinkAddress(*pages)
         self._envoy: EnvoyProcess | None = None
         self._keeping: asyncio.Task[None] | None = None

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import dataclasses
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -24,6 +27,8 @@ from maitred.core.errors import ConfigError
 from maitred.gateway.envoy.bootstrap import EnvoyPlan, backends_of, bootstrap
 
 _KILL_SECS: Final = 5.0
+_SYSTEM: Final = ctypes.CDLL(None, use_errno=True)
+_PR_SET_PDEATHSIG: Final = 1
 
 
 def find_envoy() -> str | None:
@@ -64,7 +69,9 @@ class EnvoyProcess:
         config.write_bytes(msgspec.json.encode(bootstrap(self._plan)))
         flags = ("-c", str(config), "--concurrency", str(self._concurrency), "-l", "error", "--disable-hot-restart")
         # A signal to the group of this process is for this process, which ends Envoy when its requests have ended.
-        self._process = await asyncio.create_subprocess_exec(self._path, *flags, start_new_session=True)
+        self._process = await asyncio.create_subprocess_exec(
+            self._path, *flags, start_new_session=True, preexec_fn=partial(_end_with, os.getpid())
+        )
 
     def set_backends(self, urls: Sequence[str]) -> None:
         """Have Envoy know these backends, from now on or from its start on."""
@@ -96,3 +103,12 @@ class EnvoyProcess:
                 process.kill()
                 await process.wait()
         self._folder.cleanup()
+
+
+def _end_with(parent: int) -> None:
+    """Have Linux end this process, a child, when its parent has ended, killed or not: without one it would keep the port, and
+    answer 503 to all."""
+    if sys.platform == "linux":
+        _SYSTEM.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)

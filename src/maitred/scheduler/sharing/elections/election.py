@@ -90,8 +90,12 @@ class SoleScheduler(Election):
     lease = None
     names_gateways = False
 
+    def __init__(self, *, is_first: bool = False) -> None:
+        """`is_first`: no gateway may hold slots of a scheduler before it, so there is nothing to learn."""
+        self._gateways = [] if is_first else [UNKNOWN_GATEWAY]
+
     async def campaign(self, candidate: Candidate, floor: int) -> Term | None:
-        return Term(floor + 1, [UNKNOWN_GATEWAY])
+        return Term(floor + 1, self._gateways)
 
     async def renew(self, gateways: Collection[GatewayId]) -> bool:
         return True
