@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import gzip
 import shutil
 import ssl
+import zlib
 
 import msgspec
 import pytest
@@ -23,6 +25,7 @@ from world import (
     GatedAnswer,
     admission_config,
     chunk,
+    programs_config,
     run_on_sockets,
     whole,
 )
@@ -62,6 +65,34 @@ def test_a_request_goes_to_the_backend_that_was_picked(body_mode):
                 assert received.body == b'{"model":"%b"}' % model.encode()
                 assert not {b"x-smg-priority", b"x-gateway-destination-endpoint"} & {name.lower() for name in received.headers}
             assert [len(backend.received) for backend in backends] == [2, 2]
+
+    run_on_sockets(scenario())
+
+
+@pytest.mark.parametrize("body_mode", BODY_MODES)
+def test_a_body_that_is_replaced_reaches_the_backend_whole(body_mode):
+    """A compressed one is longer there, one without its program shorter; one in chunks says no length that could be wrong."""
+
+    async def scenario():
+        programs = programs_config({"backend_capacity_tokens": 1_000_000})
+        long = b'{"model":"m","user":"%b"}' % (b"a" * 300_000)
+        named = b'{"model":"m","program_id":"p","stream":true}'
+        async with world_with_envoy(backend := Backend(), programs=programs, body_mode=body_mode) as world:
+            for body, headers, expected in (
+                (gzip.compress(BODY), {"content_encoding": "gzip"}, BODY),
+                (zlib.compress(long), {"content_encoding": "deflate"}, long),
+                (named, {}, b'{"model":"m","stream":true}'),
+            ):
+                assert (await world.request(body=body, **headers))[::2] == (200, ANSWER)
+                client = await world.connect()
+                head = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items()).encode()
+                client.writer.write(
+                    b"POST %b HTTP/1.1\r\nhost: a\r\n%btransfer-encoding: chunked\r\n\r\n" % (CHAT.encode(), head)
+                )
+                client.writer.write(chunk(body) + b"0\r\n\r\n")
+                assert (await client.read_response())[::2] == (200, ANSWER)
+                assert [received.body for received in backend.received[-2:]] == [expected] * 2
+                assert b"content-encoding" not in backend.received[-1].headers
 
     run_on_sockets(scenario())
 

@@ -1,6 +1,7 @@
 """The endpoint picker, asked by a test in the place of Envoy."""
 
 import asyncio
+import gzip
 
 import msgspec
 import pytest
@@ -49,6 +50,28 @@ def test_the_pick_is_a_header_and_metadata(body_mode):
             assert (await stream.read()).HasField("response_headers")
             assert world.slots_in_use == 1
             await stream.end()
+            await until(lambda: not world.slots_in_use)
+
+    run_on_sockets(scenario())
+
+
+@pytest.mark.parametrize("body_mode", [BUFFERED, FULL_DUPLEX])
+def test_a_compressed_body_goes_on_as_it_reads_and_its_head_says_so(body_mode):
+    async def scenario():
+        async with running_picker(Backend()) as world:
+            stream = world.stream(body_mode)
+            packed = gzip.compress(BODY)
+            await stream.request(packed, content_encoding="gzip", content_length=str(len(packed)))
+            said = await stream.read()
+            if body_mode == BUFFERED:
+                common = said.request_body.response
+                assert common.body_mutation.body == BODY
+                assert headers_of(common)["content-length"] == str(len(BODY))
+            else:
+                common = said.request_headers.response
+                assert (await stream.read()).request_body.response.body_mutation.streamed_response.body == BODY
+            assert "content-encoding" in common.header_mutation.remove_headers
+            stream.reset()
             await until(lambda: not world.slots_in_use)
 
     run_on_sockets(scenario())
@@ -305,6 +328,7 @@ def test_a_program_is_named_to_the_scheduler_and_not_to_the_backend():
             await stream.request(b'{"model":"m","program_id":"p","stream":true}')
             common = (await stream.read()).request_body.response
             assert common.body_mutation.body == b'{"model":"m","stream":true}'
+            assert headers_of(common)["content-length"] == "27"
             assert [each.key.name for each in world.picker.programs.core.programs] == ["p"]
             await stream.response_headers()
             await stream.read()

@@ -54,6 +54,8 @@ class PickedMessages:
 
     def with_body(self, pick: Pick, own: Headers, body: bytes) -> bytes:
         """Return the pick as the answer to a buffered body, in place of which `body` is sent."""
+        # Envoy keeps the Content-Length that came, and answers 500 where the new body has another one.
+        own = [*own, (b"content-length", b"%d" % len(body))]
         return _picked(pick, of_headers=False, body=body) + _with_headers(own, of_headers=False)
 
     def response(self, told: Iterable[tuple[bytes, bytes]]) -> bytes:
