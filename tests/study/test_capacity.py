@@ -389,6 +389,25 @@ def test_prefill_and_decode_instances_may_be_of_two_kinds() -> None:
         capacity(base, groups=[[InstanceGroup(num_instances=2), InstanceGroup()]], **given)
 
 
+def test_a_stated_number_is_of_prefill_and_decode_instances_together() -> None:
+    """One instance cannot be split. It was simulated as two, whose limit was taken for that of two that do both."""
+    pools = DisaggregationConfig(kv_bytes_per_token=1e5)
+    base = Candidate(cluster=ClusterConfig(disaggregation=pools))
+    load = Load(rate=20, num_requests=50, input_tokens=100, output_tokens=50)
+    groups = [InstanceGroup(), InstanceGroup(latency_scale=10.0)]
+    with pytest.raises(ConfigError, match="a prefill and a decode instance are 2 instances, and 1 was stated"):
+        capacity(base, groups=[groups], disaggregation=True, workload=load, num_instances=1, seeds=1)
+
+
+def test_what_a_split_takes_at_most_is_that_of_the_pool_that_binds() -> None:
+    limits = ShapeLimits(instance=50, prefill=6, decode=12, bound="max_num_seqs", is_split=True)
+    assert limits.most_in_words(2) == "1P + 1D takes 6 requests/s at most, bound by its prefill instances"
+    assert limits.most_in_words(1) == limits.most_in_words(2)
+    slow = replace(limits, decode=2, groups=((1, "H100"), (1, "L40S")))
+    assert slow.most_in_words(2).startswith("1P H100 + 1D L40S takes 2 requests/s at most, bound by max_num_seqs of its decode")
+    assert replace(limits, is_split=False).most_in_words(9) == "one takes 50 requests/s at most, bound by max_num_seqs"
+
+
 def test_groups_cost_what_their_gpus_cost(maitred: Any) -> None:
     given = "--model llama-3.1-8b --rate 20 --num-requests 300 --seeds 1 --tolerance 0.2 --latency-model roofline"
     prices = "--price H100=2.5 --price L40S=0.8"

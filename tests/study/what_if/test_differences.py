@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from maitred.core.errors import ConfigError
+from maitred.core.request import PriorityClass
 from maitred.sim import Outcome
 from maitred.study.metrics import Better
+from maitred.study.what_if import result
 from maitred.study.what_if.bounds import parse_bound
 from maitred.study.what_if.differences import compare_runs
-from maitred.study.what_if.figures import find_figure
+from maitred.study.what_if.figures import Groups, find_figure
 from maitred.study.what_if.resampling import resampled_figure
 from maitred.study.what_if.world import ReplayedRun
 
@@ -70,6 +74,24 @@ def test_what_is_told_is_the_median_of_the_runs() -> None:
     (found,) = compare_runs({find_figure("ttft_p90_ms"): ALL}, today[0], today, other)
     assert found.today == pytest.approx(find_figure("ttft_p90_ms").of(run(VALUES), ALL) + 2)  # type: ignore[operator]
     assert found.difference == pytest.approx(29)
+
+
+def test_a_run_without_an_answer_of_a_class_leaves_its_errors_to_the_others() -> None:
+    kinds = (PriorityClass.INTERACTIVE, PriorityClass.BULK)
+    requests = [SimpleNamespace(given=kind, tenant="") for kind in kinds for _ in range(10)]
+    truth, good, slow = (run([value] * 20) for value in (100.0, 110.0, 150.0))
+    world = SimpleNamespace(truth=truth)
+    total, *by_class = result._accuracy(world, [run([130.0] * 20, rejected=10), good, slow], Groups(requests))  # type: ignore
+    assert {line.predicted for line in total.lines if line.metric == "ttft"} == {130}
+    predicted = [{line.predicted for line in each.lines if line.metric == "ttft"} for each in by_class]
+    assert sorted(predicted, key=str) == [{130}, {130}]  # of 130, 110, 150; and of 110, 150
+
+
+def test_requests_that_only_one_side_answers_are_told() -> None:
+    today, other = run([100.0] * 20, rejected=2), run([100.0] * 20, rejected=5)
+    (note,) = result._one_sided_note(today, other)
+    assert "3 complete under the rules of the recording only, 0 under the other rules only" in note
+    assert not [*result._one_sided_note(today, today)]
 
 
 def test_a_resample_has_infinite_values_only_where_it_has_drawn_them() -> None:

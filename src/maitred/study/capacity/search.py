@@ -122,6 +122,7 @@ class OptionSearch:
             if self._error is None:
                 self._error = published_error(self._candidate)
             self._limits = find_limits(self._unit, plan.traffic.mix, is_split=bool(cluster.disaggregation), groups=self._groups)
+            self._limits.check_size(plan.num_instances)
             for self._count in plan.rounds:
                 yield from self._search_once()
                 if self._problem or self._is_narrow:
@@ -311,8 +312,7 @@ class OptionSearch:
 
     def _too_small(self) -> str:
         plan, largest = self._plan, self._points.get(Place(self._most))
-        one = "the groups take" if self._grows_whole else "one takes"
-        why = f"{one} {self._limits.instance:.3g} requests/s at most, bound by {self._limits.bound}"
+        why = self._limits.most_in_words(self._most)
         if largest is not None and largest.lasts:
             worst = max(plan.constraints, key=lambda each: each.excess(largest.figures))
             value = largest.figures[worst.metric]

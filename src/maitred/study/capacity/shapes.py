@@ -27,6 +27,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
+from maitred.core.errors import ConfigError
 from maitred.instance import InstanceConfig
 from maitred.instance.throughput_limit import RequestMix, find_throughput_limit
 from maitred.study.candidate import Candidate
@@ -82,6 +83,22 @@ class ShapeLimits(msgspec.Struct, frozen=True, kw_only=True):
     def least_size(self) -> int:
         """The smallest size that there can be."""
         return 2 if self.is_split else 1
+
+    def check_size(self, size: int | None) -> None:
+        """Raise ConfigError if a size that was stated is none that there can be."""
+        if size is not None and size < self.least_size:
+            what = f"a prefill and a decode instance are {self.least_size} instances, and {size} was stated"
+            raise ConfigError(what, where="--num-instances", hint="it counts the instances of both kinds together")
+
+    def most_in_words(self, size: int) -> str:
+        """Return what one instance takes at most, or all groups, or the best split of a size, and what bounds it."""
+        if not self.is_split:
+            who = "the groups take" if self.groups else "one takes"
+            return f"{who} {self.instance:.3g} requests/s at most, bound by {self.bound}"
+        best = self.shapes(max(size, self.least_size))[0]
+        is_prefill = best.prefill * self.prefill < (best.size - best.prefill) * self.decode
+        bound = "its prefill instances" if is_prefill else f"{self.bound} of its decode instances"
+        return f"{best.in_words()} takes {self.of(best):.3g} requests/s at most, bound by {bound}"
 
     def of(self, shape: Shape) -> float:
         """Return the most that a shape takes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from statistics import median
 from typing import Any, Final
 
@@ -16,7 +17,7 @@ from maitred.core.errors import ConfigError
 from maitred.instance.latency import LinearLatency
 from maitred.report.panels import Group, Limit, Point, Scatter
 from maitred.report.table import NO_VALUE, new_table
-from maitred.study.calibration.validation import Validation, compare_latencies
+from maitred.study.calibration.validation import Validation, ValidationLine, compare_latencies
 from maitred.study.candidate import Candidate
 from maitred.study.presentation import Presentation, ShownTable, StudyResult
 from maitred.study.runs import Progress
@@ -134,7 +135,7 @@ def what_if(
         other=name,
         requests=len(world.recorded.requests),
         engines=_engines_in_words(world),
-        notes=tuple(_notes(world, other, seeds, len(groups.tenants))),
+        notes=(*_notes(world, other, seeds, len(groups.tenants)), *_one_sided_note(today[0], others[0])),
         accuracy=tuple(_accuracy(world, today, groups)),
         differences=tuple(found),
         bounds=tuple(kept),
@@ -158,8 +159,11 @@ def _accuracy(world: ReplayWorld, today: Sequence[ReplayedRun], groups: Groups) 
     for name, rows in {"all": groups.rows(""), **several}.items():
         measured = _latencies(truth, rows)
         found = [compare_latencies(name, int(rows.sum()), measured, _latencies(run, rows)) for run in today]
-        by_line = zip(*(each.lines for each in found), strict=True)
-        lines = [replace(same[0], predicted=median(line.predicted for line in same)) for same in by_line]
+        # A run in which no request of a class is answered has no line of it: as with the figures, the others tell it.
+        by_line: dict[tuple[str, str], list[ValidationLine]] = {}
+        for line in chain.from_iterable(each.lines for each in found):
+            by_line.setdefault((line.metric, line.statistic), []).append(line)
+        lines = [replace(same[0], predicted=median(line.predicted for line in same)) for same in by_line.values()]
         if _lines(median_run := replace(found[0], lines=lines)):
             yield median_run
 
@@ -217,6 +221,17 @@ def _notes(world: ReplayWorld, other: Candidate, seeds: int, num_tenants: int) -
         yield (
             f"Intervals: 95 %, over {seeds} seeds (the error of the step times, answers that are not known, draws of routers) "
             "and blocks of requests, the same ones on both sides."
+        )
+
+
+def _one_sided_note(today: ReplayedRun, other: ReplayedRun) -> Iterator[str]:
+    """Yield how many requests only one side has a latency of: a rule that rejects slow ones makes the others look fast."""
+    has_today, has_other = (~np.isnan(run.e2e) for run in (today, other))
+    lost, gained = (int(np.count_nonzero(of)) for of in (has_today & ~has_other, has_other & ~has_today))
+    if lost or gained:
+        yield (
+            f"Latencies are of the requests that complete, and these are not the same ones: {lost:,} complete under the rules of "
+            f"the recording only, {gained:,} under the other rules only."
         )
 
 
