@@ -207,3 +207,17 @@ def test_a_log_of_decisions_repeats_what_limits_decided() -> None:
     assert 5 < sum(b'"requests_per_minute"' in line for line in refused) < 30
     replay(first, DecisionLog(second.append))
     assert second == first
+
+
+def test_a_window_that_was_forgotten_is_not_told_as_what_is_counted() -> None:
+    """A request outlives its window: a new term counts anew, or others have pushed the window out. As its request ended, the
+    old window was told to the gateways in place of the one that counts."""
+    t = Limited({"tokens_per_minute": 100})
+    t.submit(0, "a", tenant="auth:a", cost=80)
+    t.first_byte(0, "a")
+    t.core.recall([], from_seconds(1), anew=True)
+    assert t.take(1, "b", cost=30) == ""
+    t.end(2, "a", DRAINED, 50)
+    (told,) = t.core.limits.take_changed(10, from_seconds(2))
+    assert [amount for _, amount in told.aged] == [30]
+    assert t.take(3, "c", cost=70) == ""

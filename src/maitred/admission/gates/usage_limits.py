@@ -128,7 +128,9 @@ class UsageLimits:
         if reservation is None:
             return
         is_at_engine = state in SLOT_HOLDING_STATES and end is ReleaseReason.CLIENT_GONE
-        self._changed |= {share.window.key: share.window for share in reservation.shares}
+        windows = [share.window for share in reservation.shares]
+        # Not one that was forgotten meanwhile: what counts now of its key is another one.
+        self._changed |= {window.key: window for window in windows if self._windows.get(window.key) is window}
         if state is not TicketState.STREAMING and not is_at_engine:
             reservation.give_back()
         elif tokens is not None:
