@@ -316,3 +316,18 @@ def test_a_preemptor_that_cannot_have_its_slot_and_finds_the_queue_full_is_rejec
     assert t.release(1.003, "bulk", GONE) == ["vip reject queue_full"]
     assert 1 not in t.core._tickets
     assert t.resize(1.004, 1) == ["next admit slot_free"]
+
+
+def test_a_more_urgent_newcomer_that_takes_what_was_idle_leaves_a_waiter_that_may_preempt_another_victim() -> None:
+    """What was about to be free was enough for the waiter beside the slot that was idle, and is not any more."""
+    t = Timeline(5)
+    t.submit(0, "chat 1", INTERACTIVE)
+    t.submit(0, "bulk 1", BULK, sequences=2)
+    t.submit(0, "bulk 2", BULK)
+    assert t.submit(1, "chat 2", INTERACTIVE, sequences=2)[0] == "bulk 2 preempt higher_class chat 2"
+    due = t.next_deadline()
+    assert due is not None
+    assert t.advance(due) == ["chat 2 queue budget_spent"]  # bulk 2 does not stop
+    told = t.submit(due, "urgent", SYSTEM)
+    assert told[:2] == ["urgent admit slot_free", "bulk 1 preempt higher_class chat 2"]
+    assert t.release(due + 0.01, "bulk 1", GONE)[-1] == "chat 2 admit victim_gone bulk 1"

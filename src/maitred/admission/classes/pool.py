@@ -81,7 +81,10 @@ class ClassPool(SlotPool):
         if blocked_by is None and self._bucket is not None and not self._bucket.has_token(now):
             blocked_by = Reason.BUCKET_EMPTY  # Taken in `_admit`, because a request that queues pays when it enters.
         if blocked_by is None:
-            return [self._admit_to_free_slot(ticket, now) if self.slots.lead else self._admit(ticket, _SLOT_FREE, now)]
+            admitted = self._admit_to_free_slot(ticket, now) if self.slots.lead else self._admit(ticket, _SLOT_FREE, now)
+            # What victims are about to leave may have been enough for a less urgent preemptor, and be too little now.
+            preempts = self.queues.queued and self._leaving.units
+            return [admitted, *self.dispatch(now)] if preempts else [admitted]
         # A preemptor joins no queue, so a full queue must not keep it from a victim: preemption is tried first.
         if blocked_by in CURED_BY_PREEMPTION and self.rules.lanes[lane].can_preempt:
             victim = self.priority.choose_victim(ticket, self.victims, self._leaving.units)
