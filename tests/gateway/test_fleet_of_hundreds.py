@@ -147,6 +147,32 @@ def test_a_gateway_is_told_of_more_models_than_fit_in_a_frame_and_then_of_what_c
         mirror.take_over(Fleet([msgspec.structs.replace(change.backends[0], number=41)]))
 
 
+def test_a_change_that_comes_before_all_backends_are_told_is_left_to_that() -> None:
+    """A gateway comes back in the turn in which a backend changes that came while it was away: all are told of it."""
+    fleet = fleet_of(1)
+    news, tell, told = news_of(fleet)
+    tell(0)
+    news.tell_all(SimpleNamespace(tell=lambda message, gateway: told.append(message)), ("g", "1"), 0)  # type: ignore[arg-type]
+    mirrored, clock = fleet_of(1), Clock()
+    mirror = FleetMirror(mirrored, ReportedEjection(EjectionConfig(), mirrored.backends, clock, told.append, hash), clock)
+    for message in (each for each in told if isinstance(each, Fleet)):
+        mirror.take_over(message)
+    fleet.add("http://b1:1")
+    fleet.add("http://b2:1")
+    tell(SECOND)  # while it is away
+    told.clear()
+    fleet.backends[2].has_been_polled = True
+    fleet.mark_up(fleet.backends[2], {"m": {}}, None)
+    fleet.note_polled(fleet.backends[2])
+    tell(2 * SECOND)
+    news.tell_all(SimpleNamespace(tell=lambda message, gateway: told.append(message)), ("g", "1"), 0)  # type: ignore[arg-type]
+    mirror.on_opened()
+    for message in (each for each in told if isinstance(each, Fleet)):
+        mirror.take_over(message)
+    assert [backend.url for backend in mirrored.backends] == [backend.url for backend in fleet.backends]
+    assert [*mirrored.backends[2].models] == ["m"]
+
+
 def test_what_a_backend_costs_grows_with_the_backends_and_with_its_models_but_not_with_both() -> None:
     few, more = (calls_when_the_last_one_comes_up_and_goes_down(backends, 40) for backends in (10, 60))
     assert more - few <= 40 * 50  # Of each of 50 more backends some calls, and not some for each of 40 models.

@@ -89,7 +89,13 @@ class FleetMirror:
         """The backends as last told, by number."""
         self._begun: list[BackendNews] | None = None
         """What has come of a message of several parts."""
+        self._knows_all = False
+        """Whether all backends were told of on this connection."""
         self._is_told = asyncio.Event()
+
+    def on_opened(self) -> None:
+        """Note that there is another connection, on which all backends will be told of."""
+        self._knows_all, self._begun = False, None
 
     def take_over(self, told: Fleet) -> None:
         """Take over what the scheduler says of backends that have changed, and which there are. Raises ValueError for a number
@@ -101,7 +107,8 @@ class FleetMirror:
             if not told.has_more:
                 begun, self._begun = self._begun, None
                 self._take_over(begun, [])
-        else:
+                self._knows_all = True
+        elif self._knows_all:  # A change that comes before may be of a backend that is not known here.
             self._take_over(told.backends, [*self.urls])
 
     def _take_over(self, told: Sequence[BackendNews], urls: list[str]) -> None:

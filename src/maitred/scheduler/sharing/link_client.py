@@ -222,6 +222,7 @@ class LinkClient:
             elif type(event) is Opened:
                 log.info("%s is linked to the scheduler at %s, epoch %d", self.end.name, self.dialer.address, event.epoch)
                 self._told.clear()
+                self.on_event(event)
                 self.problem, self.notes.takes_notes = None, event.keeps_notes
                 self.on_changed()
                 self.on_opened()

@@ -20,7 +20,7 @@ from maitred.scheduler.backends.fleet_view import FleetView
 from maitred.scheduler.config import FleetConfig
 from maitred.scheduler.drivers.programs import RealTimePrograms
 from maitred.scheduler.link import linked_admission
-from maitred.scheduler.link.events import Abandoned, Granted, LinkEvent, Preempted, Queued, Rejected
+from maitred.scheduler.link.events import Abandoned, Granted, LinkEvent, Opened, Preempted, Queued, Rejected
 from maitred.scheduler.link.messages import Fleet, Memory, Note, Progress
 from maitred.scheduler.link.placer import NoPlace
 from maitred.scheduler.link.terms import KeptLimits
@@ -162,6 +162,8 @@ class RemoteScheduler(Scheduler):
                 self._abandon(event.request)
             case Note():
                 self._take_note(event)
+            case Opened():
+                self.mirror.on_opened()
             case Fleet():
                 self.mirror.take_over(event)
                 self.link.end.backends = self.mirror.urls
