@@ -230,7 +230,7 @@ def _one_sided_note(today: ReplayedRun, other: ReplayedRun) -> Iterator[str]:
     lost, gained = (int(np.count_nonzero(of)) for of in (has_today & ~has_other, has_other & ~has_today))
     if lost or gained:
         yield (
-            f"Latencies are of the requests that complete, and these are not the same ones: {lost:,} complete under the rules of "
+            f"Latencies are of the requests that complete, which are not the same ones: {lost:,} complete under the rules of "
             f"the recording only, {gained:,} under the other rules only."
         )
 
