@@ -146,6 +146,18 @@ def test_who_was_told_that_a_backend_is_down_is_told_that_it_is_up(caplog: pytes
     ]
 
 
+def test_the_log_names_a_few_models_of_many(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "maitred.gateway")
+
+    async def scenario() -> str:
+        backend = Backend(models=tuple(f"m{number}" for number in range(10)))
+        async with world(backend) as w:
+            await w.wait_until(lambda: w.state.ready)
+            return backend.url
+
+    assert f"backend {run(scenario())} is up, serving m0, m1, m2, m3, m4, m5, m6, m7 and 2 more" in caplog.messages
+
+
 class Refusing(Backend):
     """A backend that answers the paths in `refused` with a status, and counts what it is asked."""
 

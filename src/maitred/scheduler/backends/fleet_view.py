@@ -45,6 +45,7 @@ from maitred.wire.clock import Clock
 from maitred.wire.errors import ConnectError
 
 log = logging.getLogger("maitred.gateway")
+_MOST_NAMED = 8  # models of a backend in a line of the log
 
 
 class FleetView:
@@ -274,7 +275,9 @@ class FleetView:
         backend.healthy = backend.was_ever_healthy = True
         backend.models, backend.reported_slots = models, slots
         if changed:
-            log.log(level, "backend %s is up, serving %s", backend.url, ", ".join(models) or "no model")
+            names = ", ".join([*models][:_MOST_NAMED]) or "no model"
+            more = f" and {len(models) - _MOST_NAMED} more" if len(models) > _MOST_NAMED else ""
+            log.log(level, "backend %s is up, serving %s%s", backend.url, names, more)
         if changed or resized:
             self.update_serving(*[backend] if resized else [])
 
