@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 import uvloop
-from raw_upstream import Peer, read_whole, upstream
+from raw_upstream import Peer, answering, read_whole, upstream
 from test_certificate import make_certificate
 
 from maitred.core.errors import ConfigError
+from maitred.wire.certificate import close_transport
 from maitred.wire.client import UpstreamClient
 from maitred.wire.errors import ConnectError, ConnectTimeout, Truncated, UpstreamLimits, UpstreamTimeout
 from maitred.wire.origin import Origin
@@ -245,3 +246,20 @@ def test_a_refused_connection_is_known_by_its_cause(run: Callable[[Any], Any]) -
     cause = run(scenario()).__cause__
     assert isinstance(cause, OSError)
     assert cause.errno == errno.ECONNREFUSED
+
+
+def test_a_connection_that_is_closing_may_be_closed_once_more(files: tuple[str, str], run: Callable[[Any], Any]) -> None:
+    """The peer has closed a kept connection, and the client closes all, before it is told."""
+
+    async def scenario() -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*files)
+        anyone = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        anyone.check_hostname, anyone.verify_mode = False, ssl.CERT_NONE
+        loop = asyncio.get_running_loop()
+        async with upstream(answering(), tls=context) as up:
+            transport, _ = await loop.create_connection(asyncio.Protocol, up.origin.host, up.origin.port, ssl=anyone)
+            for _ in range(3):
+                close_transport(transport, loop)
+
+    run(scenario())

@@ -151,7 +151,8 @@ def end_sending(transport: asyncio.Transport) -> None:
 def close_transport(transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
     """Close a connection. What it still has to send is sent first; if there is nothing, the peer gets `CONFIRM_SECS`."""
     has_unsent = transport.get_write_buffer_size() > 0
-    transport.close()
+    if not transport.is_closing():  # The transport of asyncio over TLS that is closed twice answers nothing more.
+        transport.close()
     if not has_unsent and _is_tls(transport):
         loop.call_later(CONFIRM_SECS, transport.abort)
 
