@@ -4,9 +4,9 @@ Cores hand on what they were told and what they have decided as objects (`core.t
 input. Twenty times a second what has come is told to the shadow, in parts of half a millisecond between which requests run.
 
 **The tenth.** CPU time is saved up as this process uses it, a tenth of it, 0.25 s at most, and the shadow spends that. Where
-it is not enough inputs pile up; at `MAX_PILED` they are skipped: of those only what is here in force is noted, and the shadow
-begins anew with that (`Shadow.rebase`). So it then sees samples, each of many inputs one after the other, and `skipped_inputs`
-says how much it has not seen.
+it is not enough inputs pile up; at `MAX_PILED` they are skipped, from the same tenth: of those only what is here in force is
+noted, and the shadow begins anew with that (`Shadow.rebase`). So it then sees samples, each of many inputs one after the other,
+and `skipped_inputs` says how much it has not seen.
 
 A shadow that raises is switched off until the next start, or until a reload that reads its file. Nothing else comes of that.
 """
@@ -166,6 +166,9 @@ class ShadowFollower:
             if self.problem is not None:
                 break
             self._take(self._piled.popleft())
+        self._spend(began)
+
+    def _spend(self, began: float) -> None:
         spent = self._clock.cpu_secs() - began
         self.cpu_secs += spent
         self._saved_secs -= spent
@@ -183,10 +186,12 @@ class ShadowFollower:
         """Leave the inputs that are piled up out, so that what comes next is of now."""
         self._has_gap = True
         while self._piled and self.problem is None:
+            began = self._clock.cpu_secs()
             for _ in range(min(len(self._piled), 8 * _INPUTS_IN_STEP)):
                 told = self._piled.popleft()
                 self.shadow.skip(told.room, told.given, list(told.decisions))
                 self.num_skipped += 1
+            self._spend(began)
             await asyncio.sleep(0)
 
     def _switch_off(self, error: Exception) -> None:
