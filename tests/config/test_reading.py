@@ -363,6 +363,10 @@ def test_a_file_with_keys_is_not_replaced_by_a_gateway_that_is_open_to_all(sourc
     with pytest.raises(ConfigError, match="cannot be read"):
         load_or_fall_back(ConfigSources(file=tmp_path / "nowhere.yaml", flags=backends))
 
+    for elsewhere in ("keys_file: keys.yaml", "keys_file: 5", "jwt: {jwks: keys.json, issuer: i, audience: a}"):
+        with pytest.raises(ConfigError):
+            load_or_fall_back(sources_of(f"gateway: {{{elsewhere}, prot: 1}}\n", flags=backends))
+
     loaded = load_or_fall_back(sources_of(locked, flags={**backends, "gateway.tenant_api_keys": {"acme": "k2"}}))
     assert loaded.config.gateway.tenant_api_keys.keys() == {"acme"}
     kept = load_or_fall_back(sources_of("gateway: {backends: [http://a:1], api_key: k}\n" + BAD_CLASS))

@@ -40,8 +40,8 @@ from maitred.instance.flavours import flavour_keys
 NO_VALUES: Final[Mapping[str, Any]] = MappingProxyType({})
 _ADMISSION_KEYS_KEPT: Final = (frozenset({"legacy"}), frozenset[str]())
 """The sets of keys of the section `admission` that are tried, the largest first: as much as possible stays in force."""
-_API_KEY_MARKER: Final = b"api_key"
-"""Part of the name of every key that holds API keys."""
+_KEYS_MARKERS: Final = (b"api_key", b"keys_file", b"jwt")
+"""Parts of the names of all keys of a configuration that hold the keys of clients, or say where these are."""
 
 
 class ConfigSources(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,7 +168,7 @@ def _limit_admission_keys(sources: ConfigSources, keys: Collection[str]) -> Conf
 
 def _drops_api_keys(sources: ConfigSources, reduced: ConfigSources, config: Config) -> bool:
     """Return whether the gateway would be open to all although the file that is set aside may contain API keys."""
-    if config.gateway.api_key or config.gateway.tenant_api_keys or sources.file is None or reduced.file is not None:
+    if config.gateway.has_keys or sources.file is None or reduced.file is not None:
         return False
     return _may_contain_api_keys(sources.files.at(sources.file))
 
@@ -176,6 +176,7 @@ def _drops_api_keys(sources: ConfigSources, reduced: ConfigSources, config: Conf
 def _may_contain_api_keys(file: ReadableFile) -> bool:
     """Return whether the file mentions API keys, or cannot be read."""
     try:
-        return _API_KEY_MARKER in file.read_bytes()
+        content = file.read_bytes()
     except OSError:
         return True
+    return any(marker in content for marker in _KEYS_MARKERS)
