@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from maitred.files import check_output
 from maitred.wire.certificate import ServerCertificate
 from maitred.wire.certificate_dates import Validity, read_validities
 
@@ -261,3 +262,45 @@ def test_files_and_names_without_which_nothing_starts_are_looked_up(
     Path("c.yaml").write_text(text)
     result = maitred("check", "c.yaml")
     assert (result.code, result.err.startswith(f"maitred: error: {error}")) == (2, True), result.err
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        *((f"gateway: {{{key}: ''}}", f"gateway.{key}: '' names no file") for key in ("keys_file", "record", "decision_log")),
+        ("gateway: {host: ''}", "gateway.host: '' is no address"),
+        ("gateway: {record: gone/r.csv}", "gateway.record: cannot write gone/r.csv: no such file or directory"),
+        ("gateway: {decision_log: gone/d.jsonl}", "gateway.decision_log: cannot write gone/d.jsonl: no such file or directory"),
+        ("gateway: {decision_log: c.yaml/d.jsonl}", "gateway.decision_log: cannot write c.yaml/d.jsonl: not a directory"),
+        ("gateway: {record: .}", "gateway.record: cannot write .: is a directory"),
+        ("gateway: {record: c.yaml}", "gateway.record: c.yaml holds something else"),
+    ],
+)
+def test_what_serve_refuses_of_the_files_that_it_writes_check_says(
+    maitred: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, error: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("c.yaml").write_text(text)
+    for command in (("check", "c.yaml"), ("serve", "--config", "c.yaml", "--backend", "http://127.0.0.1:9")):
+        if command[0] == "serve" and "host" in text:
+            continue  # It ends with an error of the port, in its own words.
+        result = maitred(*command)
+        assert (result.code, result.err.partition("maitred: error: ")[2].startswith(error)) == (2, True), result.err
+
+
+def test_files_that_can_be_written_are_no_error_and_are_not_made(
+    maitred: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("c.yaml").write_text("gateway: {record: r.csv, decision_log: d.jsonl, backends: ['http://127.0.0.1:9']}")
+    Path("d.jsonl").write_text("half a li")
+    assert maitred("check", "c.yaml").code == 0
+    assert not Path("r.csv").exists()
+    assert Path("d.jsonl").read_text() == "half a li"
+
+
+def test_a_folder_that_others_own_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked of the system, which lets root write everywhere."""
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(PermissionError):
+        check_output(tmp_path / "r.csv")

@@ -27,8 +27,8 @@ def config_file(folder: Path, shadow: str | None) -> Path:
 @pytest.mark.parametrize(
     ("shadow", "said"),
     [
-        (WRONG, ["other.yaml:3", "queue_sise", "queue_size"]),
-        (None, ["other.yaml", "no such file"]),
+        (WRONG, ["gateway.shadow: ", "other.yaml:3", "queue_sise", "queue_size"]),
+        (None, ["gateway.shadow: ", "other.yaml", "no such file"]),
         ("routing: {policy: none-such}\n", ["none-such"]),
         ("admission: {policy: none-such}\n", ["none-such"]),
     ],
@@ -43,7 +43,7 @@ def test_a_wrong_shadow_is_found_by_check_and_keeps_nothing_from_serving(
     config = ConfigSources(file=path).load()
     assert shadow_at_start(config) is None
     assert len(caplog.records) == 1
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match=r"gateway\.shadow: "):
         read_shadow(config)
 
 

@@ -30,7 +30,7 @@ from maitred.report import (
     summarise,
 )
 from maitred.report.breakdown import select_rows
-from maitred.report.request_statistics import RequestCounts
+from maitred.report.request_statistics import RequestCounts, StreamedLatency
 from maitred.sim import ClusterConfig, Outcome, Results, simulate
 from maitred.workload import Job, synthetic
 
@@ -276,6 +276,7 @@ def agree(exact: GroupSummary, nearly: GroupSummary) -> None:
         assert msgspec.structs.astuple(getattr(nearly, name)) == pytest.approx(
             msgspec.structs.astuple(getattr(exact, name)), rel=0.0101
         )
+        assert getattr(nearly, name).std == pytest.approx(getattr(exact, name).std, rel=1e-9)
 
 
 def summaries_agree(exact: Summary, nearly: Summary) -> None:
@@ -323,6 +324,17 @@ def test_parts_in_any_order(told: Results) -> None:
     assert list(nearly.by[By.CLASS]) == ["interactive", "bulk"]
     assert list(nearly.by[By.INSTANCE]) == ["0", "1"]
     assert nearly.warnings == exact.warnings
+
+
+def test_a_small_spread_of_large_values_comes_out_whatever_the_parts() -> None:
+    """A day and 0 to 7 µs: all in one bucket of the sketch, and the squares differ in their last digits alone."""
+    values = 86_400e6 + np.arange(8.0)
+    latency = StreamedLatency()
+    for part in (values[:1], values[1:1], values[1:6], values[6:]):
+        latency.add(part)
+    found = latency.statistics()
+    assert found is not None
+    assert (found.mean, found.std) == (86_400e6 + 3.5, pytest.approx(5.25**0.5, rel=1e-9))
 
 
 def test_of_no_request(none: Results) -> None:

@@ -265,6 +265,16 @@ def test_think_times_and_continued_prompts_of_our_own_format(tmp_path: Path) -> 
         list(trace)
 
 
+def test_a_prompt_that_is_shorter_than_what_it_continues_is_the_beginning_of_it(tmp_path: Path) -> None:
+    header = "arrival_secs,class,prompt_tokens,output_tokens,program,continues\n"
+    file = tmp_path / "t.csv"
+    file.write_text(header + "0,bulk,64,16,a,false\n1,bulk,32,16,a,true\n2,bulk,64,16,a,true\n")
+    with open_trace(f"maitred:{file}") as trace:
+        first, shorter, third = (job.request.prefix.block_keys(16) for job in trace)
+    assert shorter == first[:2]
+    assert third[:2] == first[:2]
+
+
 ROWS: dict[str, list[str | dict[str, object]]] = {
     "azure": ["TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16 18:17:03.9799600,{},9"],
     "burstgpt": [BURST, "{},ChatGPT,472,18,490,Conversation log"],

@@ -153,6 +153,18 @@ def test_an_ambiguous_first_line_lists_the_formats(write: Write) -> None:
     assert all(name in error.hint for name in ("azure", "maitred", "mooncake"))
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("arrival_secs,class,prompt_tokens", "the header has no column output_tokens of the format maitred"),
+        ("ContextTokens,GeneratedTokens", "the header has no column TIMESTAMP of the format azure"),
+        ('[{"timestamp": 0}]', "a JSON array begins here"),
+    ],
+)
+def test_a_first_line_that_nearly_tells_the_format_says_what_it_lacks(write: Write, line: str, said: str) -> None:
+    assert f"trace:1: {said}" in str(error_of(write(f"{line}\n1,2\n")))
+
+
 def test_an_unknown_format_suggests_the_nearest() -> None:
     assert error_of("azur:conv.csv").hint == "did you mean 'azure'? Write it as FORMAT:FILE"
     assert error_of("qqq:conv.csv").hint == f"valid: {', '.join(sorted([*FORMATS, 'sample']))}; write it as FORMAT:FILE"

@@ -59,6 +59,7 @@ def run(
     from maitred.gateway.access.caller_sources import source_problems
     from maitred.gateway.admin.port_certificates import certificate_problems
     from maitred.gateway.cluster.link_setup import link_problems
+    from maitred.gateway.observe.outputs import output_problems
     from maitred.sim.disaggregation import check_disaggregation
     from maitred.sim.instance_groups import name_problems
 
@@ -71,7 +72,11 @@ def run(
     overcommit = overcommit_error(config, known_capacity(config) if capacity is None else capacity)
     found = [*([] if overcommit is None else [overcommit]), *certificate_problems(config.gateway, datetime.now(UTC))]
     is_shared = sources.merged().is_given("scheduler")
-    found += [*source_problems(config.gateway), *name_problems(config.cluster, config.instance)]
+    if not config.gateway.host:
+        hint = "127.0.0.1, or 0.0.0.0 for all addresses of this machine"
+        found.append(ConfigError("'' is no address", where="gateway.host", hint=hint))
+    found += [*source_problems(config.gateway), *output_problems(config.gateway)]
+    found += [*name_problems(config.cluster, config.instance)]
     exit_if_any([*found, *(link_problems(config.scheduler) if is_shared else ()), *shadow_problems(config)])
     typer.echo(f"{printable(', '.join(str(path) for path in (sources.file, sources.admission_file) if path))}: ok")
     slots = _capacity(config) if capacity is None else capacity

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from pathlib import Path
 
 from maitred.config.root import Config
 from maitred.config.sources import ConfigSources
-from maitred.core.errors import ConfigError
+from maitred.core.errors import ConfigError, located
 from maitred.core.printing import printable
+from maitred.files import named_path
 from maitred.shadow import Shadow, ShadowRules
 
 log = logging.getLogger("maitred.gateway")
@@ -25,7 +25,8 @@ def read_shadow(config: Config) -> ShadowRules | None:
     path = config.gateway.shadow
     if path is None:
         return None
-    found = _sources(path).load()
+    with located(_in_shadow):
+        found = _sources(path).load()
     return ShadowRules(name=path, admission=found.admission, routing=found.routing, programs=found.programs)
 
 
@@ -34,7 +35,9 @@ def shadow_problems(config: Config) -> Sequence[ConfigError]:
     if config.gateway.shadow is None:
         return []
     try:
-        problems = _sources(config.gateway.shadow).problems()
+        with located(_in_shadow):
+            found = _sources(config.gateway.shadow).problems()
+        problems = [problem.at(_in_shadow(problem.where)) for problem in found]
         if not problems and (rules := read_shadow(config)) is not None:
             Shadow(rules)  # what its parts find out only together
     except ConfigError as error:
@@ -52,6 +55,9 @@ def shadow_at_start(config: Config) -> ShadowRules | None:
 
 
 def _sources(path: str) -> ConfigSources:
-    if not path:
-        raise ConfigError("'' names no file", where="gateway.shadow", hint="the YAML file of the shadow")
-    return ConfigSources(file=Path(path))
+    return ConfigSources(file=named_path(path, "gateway.shadow"))
+
+
+def _in_shadow(where: str) -> str:
+    """Return the place of a mistake in the file, with the key that names the file."""
+    return where if where == "gateway.shadow" else f"gateway.shadow: {where}"

@@ -9,6 +9,8 @@ of these is an error that says what the path leads to:
     InputFiles     the same for files that are read more than once: a stream is read once, and its content kept
     open_input     a file or stream of any size, such as a trace, to be read piece by piece
     open_output    a file, a device, or a pipe that something reads
+    named_path     the path that a key names, which is not empty
+    check_output   a file that is to be made: whether it can
     check_file     a file that a library opens by itself
     check_own_file    the same for a file whose name we have made: no link is followed there
 
@@ -43,6 +45,7 @@ from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Final
 
+from maitred.core.errors import ConfigError
 from maitred.files.undo import open_or_make
 
 MAX_BYTES: Final = 64 * 1024 * 1024
@@ -61,6 +64,13 @@ _KINDS: Final = (
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
 )
+
+
+def named_path(name: str, where: str) -> Path:
+    """Return the path that a key names. Raises ConfigError for an empty text, which as a path is the working directory."""
+    if not name:
+        raise ConfigError("'' names no file", where=where, hint="name a file, or leave the key out")
+    return Path(name)
 
 
 def read_file(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
@@ -182,6 +192,18 @@ def open_output(path: Path, flags: int, mode: int = 0o666) -> int:
         else:
             os.set_blocking(descriptor, True)
             return descriptor
+
+
+def check_output(path: Path) -> None:
+    """Raise OSError if `open_output` could not write here: a directory, or a folder that is not there or not ours to write in.
+    Nothing is made."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    folder = Path(os.path.realpath(path)).parent  # a link that leads nowhere yet makes the file where it leads
+    if not stat.S_ISDIR(folder.stat().st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
+    if not os.path.lexists(path) and not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
 
 
 def check_file(path: Path) -> None:

@@ -16,8 +16,8 @@ that arrived, so rejecting requests does not improve it. Fairness is Jain's inde
 (n·Σx²): 1 if all got the same, 1/n if one of n got everything (R. Jain et al., A quantitative measure of fairness, 1984).
 
 `summarise` reads rows that were kept. `StreamingSummary` adds up rows that come block by block and are not kept
-(`sim.simulate(sink=summary.add)`): its counts and means are exact, its percentiles within 0.5 %, and its memory does not grow
-with the number of requests.
+(`sim.simulate(sink=summary.add)`): its counts, means and standard deviations are exact, its percentiles within 0.5 %, and its
+memory does not grow with the number of requests.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from maitred.report.programs import ProgramSummary, summarise_programs
 from maitred.report.request_statistics import (
     LatencyStatistics,
     RequestCounts,
+    StreamedLatency,
     add_counts,
     count_requests,
     latency_statistics,
@@ -279,21 +280,21 @@ class StreamingSummary:
 
 
 class _StreamedGroup:
-    """The counts and latency sketches of one group."""
+    """The counts and latencies of one group."""
 
     def __init__(self) -> None:
         self.counts: RequestCounts | None = None
-        self._latencies: dict[str, QuantileSketch] = {}
+        self._latencies: dict[str, StreamedLatency] = {}
 
     def add(self, part: Results, slo: Slo) -> None:
         counts = count_requests(part, slo)
         self.counts = counts if self.counts is None else add_counts(self.counts, counts)
         for name, values in request_latencies(part).items():
-            self._latencies.setdefault(name, QuantileSketch()).add_all(values)
+            self._latencies.setdefault(name, StreamedLatency()).add(values)
 
     def summary(self) -> GroupSummary:
         assert self.counts is not None
-        return build_group(self.counts, {name: sketch_statistics(sketch) for name, sketch in self._latencies.items()})
+        return build_group(self.counts, {name: latency.statistics() for name, latency in self._latencies.items()})
 
 
 def _in_group_order(by: By, labels: Iterable[str]) -> list[str]:

@@ -43,6 +43,7 @@ from maitred.workload.trace_format import (
     TraceRow,
     join_hints,
     row_to_job,
+    split_header,
 )
 
 MAX_ID: Final = (1 << 63) - 1
@@ -335,7 +336,21 @@ def _detect_format(lines: LineReader) -> TraceFormat:
     if len(matching) == 1:
         return matching[0]
     hint = f"name it as FORMAT:{lines.path}; formats: {', '.join(known)}"
-    raise ConfigError("the first line does not tell the format", where=f"{lines.path}:{lines.next_line_number}", hint=hint)
+    problem = _near_miss(lines.next_line, known) or "the first line does not tell the format"
+    raise ConfigError(problem, where=f"{lines.path}:{lines.next_line_number}", hint=hint)
+
+
+def _near_miss(line: str, known: Mapping[str, TraceFormat]) -> str:
+    """Return what keeps a first line from being that of a format, or nothing if it looks like none."""
+    if line.lstrip().startswith("["):
+        return "a JSON array begins here, and a trace in JSON has an object in each line"
+    found = split_header(line)
+    for name, each in known.items():
+        columns = [] if each.example.startswith("{") else [column for column in split_header(each.example) if column != "..."]
+        lacking = [column for column in columns if column not in found]
+        if 0 < 2 * len(lacking) <= len(columns):
+            return f"the header has no column {', '.join(lacking)} of the format {name}"
+    return ""
 
 
 def sample_names() -> list[str]:

@@ -10,10 +10,10 @@ import contextlib
 import logging
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
-from maitred.core.errors import ConfigError
+from maitred.core.errors import ConfigError, located
+from maitred.files import named_path
 from maitred.gateway.access.auth import Caller
 from maitred.gateway.access.keys_file import KeysFile, read_keys
 from maitred.gateway.config import GatewayConfig, JwtConfig
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("maitred.gateway")
 _MAX_PAGE_BYTES: Final = 1 << 20
+_KEYS_FILE: Final = "gateway.keys_file"
 
 
 class CallerSource(Protocol):
@@ -56,7 +57,7 @@ def make_sources(config: GatewayConfig, clock: Clock, client: UpstreamClient) ->
     """Return the sources that the configuration names. Raises ConfigError for one that cannot be used."""
     sources: list[CallerSource] = []
     if config.keys_file is not None:
-        sources.append(KeysFile(config.keys_file, clock))
+        sources.append(KeysFile(str(named_path(config.keys_file, _KEYS_FILE)), clock))
     if config.jwt is not None:
         keys = _jwt_keys(config.jwt, clock, partial(_fetch, client))
         if keys.needs_tls:
@@ -69,9 +70,11 @@ def source_problems(config: GatewayConfig) -> Iterator[ConfigError]:
     """Yield why a gateway would not start with the files of keys that it names. What is behind a URL is not asked for."""
     if config.keys_file is not None:
         try:
-            read_keys(Path(config.keys_file))
+            path = named_path(config.keys_file, _KEYS_FILE)
+            with located(lambda where: f"{_KEYS_FILE}: {where}"):
+                read_keys(path)
         except ConfigError as error:
-            yield error.at(f"gateway.keys_file: {error.where}")
+            yield error
     if config.jwt is not None:
         try:
             _jwt_keys(config.jwt, Clock(), _fetch_nothing)

@@ -6,16 +6,19 @@ anew, as tools that rotate files expect.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from maitred.core.decisions import LOG_BEGINS, DecisionLog, encode_gap, encode_seal
+from maitred.core.errors import ConfigError, describe_os_error
+from maitred.files import check_output, named_path
 from maitred.files.append_file import AppendFile
 from maitred.files.line_file import LineFile
 from maitred.gateway.config import GatewayConfig
 from maitred.gateway.observe.access_log import AccessLog
 from maitred.gateway.observe.logs import LogOutput
-from maitred.gateway.observe.record_file import RecordFile
+from maitred.gateway.observe.record_file import RecordFile, open_rows
 from maitred.gateway.observe.recording import RecordSink, TrafficRecorder
 from maitred.replay.narrated_log import NarratedLog
 from maitred.replay.narrator import Narrator
@@ -85,6 +88,25 @@ class GatewayOutputs:
         }
 
 
+def output_problems(config: GatewayConfig) -> Iterator[ConfigError]:
+    """Yield why a gateway would not start with the files that it is to write. Nothing is made or changed."""
+    for key, path, open_file in (
+        ("decision_log", config.decision_log, _open_decisions),
+        ("record", config.record, open_rows),
+    ):
+        if path is None:
+            continue
+        try:
+            if not path or Path(path).is_file():
+                open_file(path, config.file_mode).close()
+            else:
+                check_output(Path(path))
+        except OSError as error:
+            yield ConfigError(f"cannot write {path}: {describe_os_error(error)}", where=f"gateway.{key}")
+        except ConfigError as error:
+            yield error
+
+
 def _narrator(config: GatewayConfig) -> Narrator | None:
     wanted = config.recent_requests
     if wanted is None:
@@ -101,5 +123,10 @@ def _decision_log(file: AppendFile | None, narrator: Narrator | None) -> Decisio
 def _open_decision_log(config: GatewayConfig) -> AppendFile | None:
     if config.decision_log is None:
         return None
-    file = LineFile(Path(config.decision_log), where="gateway.decision_log", begins=LOG_BEGINS, mode=config.file_mode)
+    file = _open_decisions(config.decision_log, config.file_mode)
     return AppendFile(file, "decisions", gap_line=encode_gap, seal_line=encode_seal)
+
+
+def _open_decisions(path: str, file_mode: int) -> LineFile:
+    where = "gateway.decision_log"
+    return LineFile(named_path(path, where), where=where, begins=LOG_BEGINS, mode=file_mode)

@@ -14,12 +14,12 @@ What came before in the same program is known here, because its requests may com
 from __future__ import annotations
 
 from heapq import heappop, heappush
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
 from maitred.core.units import SECOND, Micros
+from maitred.files import named_path
 from maitred.files.append_file import AppendFile
 from maitred.files.line_file import PRIVATE, LineFile
 from maitred.gateway.observe.recording import RecordedRequest, RecordSink
@@ -52,14 +52,20 @@ class _HeldRow(NamedTuple):
     row: bytes
 
 
+def open_rows(path: str, file_mode: int) -> LineFile:
+    """Return the file of a recording, open for appending. Raises ConfigError if it cannot be written, or holds something
+    else."""
+    where = "gateway.record"
+    return LineFile(named_path(path, where), where=where, header=csv_line(RECORDED_COLUMNS).encode(), mode=file_mode)
+
+
 class RecordFile(RecordSink):
     """Appends a row for each request that has ended."""
 
     def __init__(self, path: str, clock: Clock, file_mode: int = PRIVATE) -> None:
         """`file_mode` is for a file that is made. Raises ConfigError if `path` cannot be written, or holds something other than
         a recording."""
-        header = csv_line(RECORDED_COLUMNS).encode()
-        self._file = AppendFile(LineFile(Path(path), where="gateway.record", header=header, mode=file_mode), "requests")
+        self._file = AppendFile(open_rows(path, file_mode), "requests")
         self._epoch: Micros = clock.wall() - clock.now()
         self._last_ends: dict[tuple[str, str], _LastEnd] = {}
         """By tenant and program, the latest end last."""

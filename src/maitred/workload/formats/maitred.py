@@ -6,7 +6,9 @@ The columns are `arrival_secs` (seconds, to the microsecond; only differences co
 empty: true), `model`, `program` (the session or agent), and `slo_class` in BLIS's words. Of a program there may be
 `think_secs`, the seconds from the end of its last request to this one (empty: unknown), and `continues`: `true` if the prompt
 begins with the last prompt and the response to it, `false` if it begins anew (empty: unknown). The first prompt of a program
-with a `parent_program` may continue the conversation of that one.
+with a `parent_program` may continue the conversation of that one. A prompt that is shorter than what it continues is the
+beginning of it. That is no error, since in a recording of parallel requests the row above is not always the one that it
+continues.
 
 A written trace (`formats/writers.py`) has more columns where a request needs them (`EXTRA_COLUMNS`): `client_id`,
 `parent_program`, `priority`, `routing_key`, `adapter` (the cache namespace), `deadline_secs` (from the arrival),
