@@ -285,7 +285,7 @@ def test_flags_files_and_environment(tmp_path: Any) -> None:
         (["--backend", "http://a:1", "--port", "70000"], "port"),
         (["--backend", "http://a:1", "--config", "/nowhere.yaml"], "/nowhere.yaml"),
         (["--backend", "http://a:1", "--decision-log", "/nowhere/log"], "cannot write /nowhere/log"),
-        (["--backend", "http://a:1", "--decision-log", ""], "gateway.decision_log: cannot write .: "),
+        (["--backend", "http://a:1", "--decision-log", ""], "gateway.decision_log: '' names no file"),
         (
             ["--backend", "http://a:1", "--admission", "prio", "--strict-config"],
             "--admission: admission.mode: 'prio' cannot be",
