@@ -83,8 +83,13 @@ CONFIG: dict[str, Any] = {
     "theme": {
         "font": False,  # No page asks another host for anything.
         "palette": [
-            {"scheme": "default", "primary": "teal", "toggle": {"icon": "lucide/moon", "name": "Dark"}},
-            {"scheme": "slate", "primary": "teal", "toggle": {"icon": "lucide/sun", "name": "Light"}},
+            {
+                "media": f"(prefers-color-scheme: {seen})",  # As the system of the reader has it, until the reader says otherwise.
+                "scheme": scheme,
+                "primary": "teal",
+                "toggle": {"icon": f"lucide/{icon}", "name": other},
+            }
+            for seen, scheme, icon, other in (("light", "default", "moon", "Dark"), ("dark", "slate", "sun", "Light"))
         ],
         "features": ["navigation.tabs", "navigation.sections", "navigation.top", "content.code.copy", "search.highlight"],
         "icon": {"logo": "lucide/concierge-bell"},
@@ -119,6 +124,8 @@ def page_text(page: str, path: Path) -> str:
             return match[0]
         goal = (path.parent / target).resolve()
         if goal in by_file:
+            if text.endswith(".md"):  # The name of a file says something to who reads files.
+                text = _title(by_file[goal])
             return f"[{text}]({'../' * page.count('/')}{by_file[goal]}{anchor or ''})"
         if not goal.exists():
             raise SiteError(f"{path}: nothing is at {target}")

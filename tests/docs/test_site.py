@@ -69,6 +69,12 @@ def test_a_link_to_nothing_is_told(tmp_path: Path) -> None:
         SITE.page_text("index.md", page)
 
 
+def test_a_link_that_reads_as_a_file_has_the_title_of_its_page() -> None:
+    written = SITE.page_text("envoy.md", ROOT / "docs" / "envoy.md")
+    assert "[One scheduler, many gateways](cluster.md)" in written
+    assert not re.search(r"\[[^\]]*\.md\]\(", SITE._CODE.sub("", written))
+
+
 def test_a_release_has_one_number() -> None:
     number = RELEASE.version(None)
     assert RELEASE.version(f"v{number}") == number
