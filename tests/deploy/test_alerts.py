@@ -48,7 +48,7 @@ def test_an_alert_asks_for_what_is_there_and_has_a_page(rule: dict[str, Any]) ->
     shown = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
     assert shown <= (grouped or labels)
     assert rule["labels"]["severity"] in ("page", "ticket")
-    page = (ROOT / rule["annotations"]["runbook"]).read_text()
+    page = (ROOT / rule["annotations"]["runbook_url"]).read_text()
     assert page.startswith(f"# {rule['alert']}\n")
     assert "\n## What to do\n\n1. " in page
 
