@@ -84,7 +84,7 @@ CONFIG: dict[str, Any] = {
         "font": False,  # No page asks another host for anything.
         "palette": [
             {
-                "media": f"(prefers-color-scheme: {seen})",  # As the system of the reader has it, until the reader says otherwise.
+                "media": f"(prefers-color-scheme: {seen})",  # Until the reader says otherwise.
                 "scheme": scheme,
                 "primary": "teal",
                 "toggle": {"icon": f"lucide/{icon}", "name": other},

@@ -1,6 +1,7 @@
 """The endpoint picker, asked by a test in the place of Envoy."""
 
 import asyncio
+import csv
 import gzip
 
 import msgspec
@@ -375,3 +376,53 @@ def test_bodies_of_answers_are_not_asked_for_where_nobody_counts_tokens():
             await stream.end()
 
     run_on_sockets(scenario())
+
+
+def recorded(path):
+    with path.open(newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+def test_an_answer_that_envoy_sends_here_is_recorded_whole(tmp_path):
+    """Nobody can hide a usage from a client that has not asked for it, so it is not asked for."""
+
+    async def scenario():
+        async with running_picker(backend := Backend(), record=str(tmp_path / "r.csv")) as world:
+            stream = world.stream()
+            await stream.request(b'{"model":"m","stream":true,"max_tokens":9}', x_session_id="s1", x_smg_priority="bulk")
+            assert not (await stream.read()).request_body.response.HasField("body_mutation")
+            await stream.response_headers(content_type="text/event-stream")
+            assert (await stream.read()).mode_override.response_body_mode == STREAMED
+            for text in ("a", "b", "c"):
+                event = b'data: {"choices":[{"delta":{"content":"%b"}}]}\n\n' % text.encode()
+                await stream.send(response_body=proto.HttpBody(body=event))
+                await stream.read()
+            await stream.send(response_body=proto.HttpBody(body=b"data: [DONE]\n\n", end_of_stream=True))
+            await stream.read()
+            await stream.end()
+            await until(lambda: not world.slots_in_use)
+            return backend.url
+
+    url = run_on_sockets(scenario())
+    (row,) = recorded(tmp_path / "r.csv")
+    names = ("class", "program", "output_tokens", "max_output_tokens", "stream", "tokens_from", "outcome", "backend")
+    assert [row[name] for name in names] == ["bulk", "s1", "3", "9", "true", "estimate", "completed", url]
+    assert 0 < float(row["ttft_secs"]) <= float(row["e2e_secs"])
+
+
+def test_of_an_answer_that_passes_by_the_row_says_neither_length_nor_first_token(tmp_path):
+    async def scenario():
+        async with running_picker(Backend(), record=str(tmp_path / "r.csv")) as world:
+            stream = world.stream(FULL_DUPLEX)
+            await stream.request(BODY)
+            await stream.read()
+            await stream.read()
+            await stream.response_headers(content_type="text/event-stream")
+            await stream.read()
+            await stream.end()
+            await until(lambda: not world.slots_in_use)
+
+    run_on_sockets(scenario())
+    (row,) = recorded(tmp_path / "r.csv")
+    assert (row["outcome"], row["output_tokens"], row["ttft_secs"], row["tokens_from"]) == ("completed", "", "", "estimate")
+    assert float(row["e2e_secs"]) > 0

@@ -39,7 +39,6 @@ SERVER: Final = FlagGroup(
     KeyFlag("gateway.workers", "N"),
     KeyFlag("gateway.data_plane", "NAME"),
     KeyFlag("gateway.sse_keepalive_secs", "SECS"),
-    KeyFlag("gateway.record", "FILE"),
 )
 """Of `maitred serve` alone, as are these:"""
 CLIENTS: Final = (
@@ -67,6 +66,7 @@ PROCESS: Final = FlagGroup(
     KeyFlag("gateway.drain_secs", "SECS", alias="--shutdown-grace-period-secs"),
     KeyFlag("gateway.settle_secs", "SECS", alias="--shutdown-delay-secs"),
     KeyFlag("gateway.keep_alive_secs", "SECS"),
+    KeyFlag("gateway.record", "FILE"),
     KeyFlag("gateway.decision_log", "FILE"),
     KeyFlag("gateway.recent_requests", "N"),
     KeyFlag("gateway.shadow", "FILE"),

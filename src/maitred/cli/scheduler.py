@@ -82,6 +82,8 @@ def _make_scheduler(sources: ConfigSources, loaded: LoadedConfig, output: LogOut
         listen = LinkAddress.parse(link.listen)
         port = LinkPort(listen, advertise, listening_context(link), link_secret(link), link_name(link))
     make: Callable[..., SchedulerGateway] = SchedulerGateway
+    if ext_proc is None and config.gateway.record is not None:
+        log.warning("gateway.record: gateways record their own requests, and no other passes a scheduler without --ext-proc")
     if ext_proc is not None:
         from maitred.gateway.envoy.picker_scheduler import PickerScheduler
 

@@ -23,6 +23,7 @@ from maitred.gateway.envoy.ext_proc_stream import ExtProcStream, Rpc
 from maitred.gateway.envoy.picked_attempts import PickedAttempts
 from maitred.gateway.intake.request_intake import RequestIntake
 from maitred.gateway.observe.access_log import AccessLog
+from maitred.gateway.observe.recording import TrafficRecorder
 from maitred.gateway.observe.request_ids import RequestIds
 from maitred.gateway.observe.request_metrics import RequestMetrics
 from maitred.gateway.observe.request_observer import RequestObserver
@@ -31,6 +32,7 @@ from maitred.gateway.observe.tracing import RequestTracer
 from maitred.gateway.proxy import Proxy
 from maitred.gateway.routes import ROUTES
 from maitred.gateway.workers.notes import NoteKind, Rules
+from maitred.routing import Signals
 from maitred.scheduler.interface import FleetView, LinkNote, RemoteScheduler, ServedModel
 from maitred.wire.client import UpstreamClient
 from maitred.wire.exchange import ApiError, Exchange, send_error, send_json
@@ -50,6 +52,7 @@ class PickerParts:
     counters: GatewayCounters
     metrics: RequestMetrics
     access_log: AccessLog | None
+    recorder: TrafficRecorder | None
     tracer: RequestTracer | None
     further_keys: Sequence[FurtherKeys]
     machine: Machine
@@ -67,7 +70,9 @@ class EndpointPicker:
         self._endpoints = Endpoints(parts.scheduler.fleet, config.upstream, machine)
         self._ids = RequestIds(machine.random.randbytes(6).hex())
         self._budget = BodyBudget(config.max_parked_body_bytes, machine.clock)
-        self._observer = RequestObserver(*(parts.metrics, parts.counters, parts.access_log, None, machine.clock, parts.tracer))
+        self._observer = RequestObserver(
+            *(parts.metrics, parts.counters, parts.access_log, parts.recorder, machine.clock, parts.tracer)
+        )
         self._intake = RequestIntake(
             config=config,
             core=parts.scheduler.admission.core,
@@ -77,14 +82,16 @@ class EndpointPicker:
             budget=self._budget,
             observer=self._observer,
             ids=self._ids,
-            signals=parts.scheduler.signals,
+            signals=parts.scheduler.signals if parts.recorder is None else parts.scheduler.signals | Signals.SESSION,
             programs=settings.programs,
             reads_answers=False,
             eligible=self._eligible,
             further_keys=parts.further_keys,
             objectives=parts.scheduler.objectives,
         )
-        self._attempts = PickedAttempts(config, parts.scheduler, self._endpoints, parts.counters, machine)
+        self._attempts = PickedAttempts(
+            *(config, parts.scheduler, self._endpoints, parts.counters, machine), reads_usage=self._observer.reads_usage
+        )
         self._proxy = Proxy(
             config=config,
             intake=self._intake,

@@ -2,7 +2,7 @@
 
 Envoy sends the body of an answer to the picker if the picker asks for it (`mode_override`), piece by piece, and passes each
 piece on when the picker has taken it. That is a message for each event of a stream, so the picker asks only where limits or
-weights count tokens, or the request belongs to a program or to a sampled trace.
+weights count tokens, requests are recorded, or the request belongs to a program or to a sampled trace.
 """
 
 from __future__ import annotations

@@ -50,11 +50,19 @@ class PickedAttempts:
     """Tells Envoy where requests go. See `RequestSender`."""
 
     def __init__(
-        self, config: GatewayConfig, scheduler: Scheduler, endpoints: Endpoints, counters: GatewayCounters, machine: Machine
+        self,
+        config: GatewayConfig,
+        scheduler: Scheduler,
+        endpoints: Endpoints,
+        counters: GatewayCounters,
+        machine: Machine,
+        *,
+        reads_usage: bool,
     ) -> None:
+        """`reads_usage`: the usage of every generated answer is read."""
         self._config, self._clock = config, machine.clock
         self._scheduler, self._fleet, self._admission = scheduler, scheduler.fleet, scheduler.admission
-        self._endpoints = endpoints
+        self._endpoints, self._reads_usage = endpoints, reads_usage
         retries = RetryPolicy(config.retry, config.max_attempts, self._clock.now(), machine.random)
         self._outcomes = AttemptOutcomes(self._fleet, counters, retries)
         self.streams: dict[asyncio.Task[None], ExtProcStream] = {}
@@ -157,6 +165,7 @@ class PickedAttempts:
         """Return what reads the answer, or None if nobody must know what it came to, or nothing can be read in it."""
         trace, counts_tokens = proxied.record.trace, proxied.route.needs_slot and self._admission.core.uses_costs
         asks = counts_tokens or proxied.memory_lease is not None or (trace is not None and trace.is_sampled)
+        asks = asks or (self._reads_usage and proxied.route.generates)
         if not asks or head.status != _OK:
             return None
         answer = PickedAnswer(head, proxied, self._scheduler.programs)

@@ -98,6 +98,7 @@ class PickerScheduler(SchedulerGateway):
             counters=self.counters,
             metrics=self.request_metrics,
             access_log=self._outputs.access_log,
+            recorder=self._outputs.recorder,
             tracer=self._observer.tracer,
             further_keys=self._key_sources,
             machine=self.machine,

@@ -42,9 +42,9 @@ class IntakeRules:
         sessions = SessionReader(programs.session_headers)
         self.programs = None if programs.mode == "off" else ProgramReader(sessions, asks_for_usage=reads_answers)
         self.hints = RoutingHintReader(signals, sessions) if signals & (Signals.SESSION | Signals.PROMPT) else None
-        self.reads_usage = reads_usage
+        self.reads_usage = reads_usage and reads_answers
         self.forwards_priority = config.forward_priority != "off"
-        self.changes_forwarded = self.programs is not None or reads_usage or self.forwards_priority
+        self.changes_forwarded = self.programs is not None or self.reads_usage or self.forwards_priority
         """Whether a backend may get something else than the client has sent."""
         self.keys = ApiKeys(config.api_key, config.tenant_api_keys, further_keys)
         self.needs_key = bool(self.keys)

@@ -12,8 +12,8 @@ a backend reports none, the tokens are estimated, and the row says so: those of 
 answer as its number of events minus one (the last event says that it is the last), at most the client's limit, those of any
 other body from its size. A stream of 21 events with `max_tokens: 16`, say, counts as 16 tokens.
 
-What is not known is left empty: the length of an answer that broke off, failed or never was, the TTFT of an answer that is no
-stream.
+What is not known is left empty: the length of an answer that broke off, failed or never was, or of which nothing was seen, the
+TTFT of an answer that is no stream.
 No text is recorded: a prompt counts as one that continues the last prompt of its program, and the response to it, if it has
 at least as many tokens as both.
 
@@ -96,25 +96,34 @@ def _recorded(record: RequestRecord) -> RecordedRequest:
     prompt, output, is_reported = record.prompt_tokens, record.output_tokens, True
     if prompt is None:
         prompt, is_reported = request.prompt_tokens, False
-    if output is None and record.outcome == COMPLETED:
+    # Where Envoy forwards, the body of an answer may pass this process by.
+    is_seen = record.num_bytes > 0
+    if output is None and record.outcome == COMPLETED and is_seen:
         output, is_reported = record.estimated_output(), False
     measured = Measured(
         tokens_from="usage" if is_reported else "estimate",
         cached_tokens=None if record.reported is None else record.reported.cached_tokens,
         backend="" if record.backend is None else record.backend.url,
         sent=None if record.sent_at is None else record.sent_at - request.arrival,
-        ttft=None if record.first_token_at is None else record.first_token_at - request.arrival,
+        ttft=None if record.first_token_at is None or not is_seen else record.first_token_at - request.arrival,
         e2e=record.ended_at - request.arrival,
         request_id=request.client_id,
     )
     return RecordedRequest(
-        request=replace(request, prefix=None) if request.prefix is not None else request,
+        request=_as_recorded(request, record.is_stream),
         ended_at=record.ended_at,
         prompt=_plausible(prompt),
         output=None if output is None else _plausible(output),
         outcome=record.outcome,
         measured=measured,
     )
+
+
+def _as_recorded(request: Request, is_stream: bool) -> Request:
+    # To the picker of an Envoy no request is a stream, whatever its answer is (`RequestIntake`).
+    if request.prefix is None and request.stream >= is_stream:
+        return request
+    return replace(request, prefix=None, stream=request.stream or is_stream)
 
 
 def _plausible(tokens: int) -> int:
