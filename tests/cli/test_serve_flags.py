@@ -153,7 +153,7 @@ def test_smgs_retries_and_circuit_breaker_by_its_flags(monkeypatch: pytest.Monke
 
 
 def test_a_scheduler_has_every_flag_of_a_gateway_that_is_not_about_connections_of_clients() -> None:
-    clients = "host port workers data_plane sse_keepalive_secs record cors_origin"
+    clients = "host port workers data_plane sse_keepalive_secs cors_origin"
     link = "scheduler degraded degraded_after_secs wait_keepalive profile profile_dir"  # a gateway sees each answer
     of_schedulers = "listen advertise ext_proc ext_proc_tls_cert ext_proc_tls_key election lease_secs"
     serve_flags, scheduler_flags = set(run.parameters), set(scheduler.run.parameters)

@@ -7,6 +7,7 @@ import base64
 import json
 import logging
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from maitred.gateway.config import GatewayConfig, JwtConfig, hash_api_key
 RSA, OTHER = (rsa.generate_private_key(65_537, 2048) for _ in range(2))
 CURVE = ec.generate_private_key(ec.SECP256R1())
 CLASSES = {"default_max_class": "default"}
+NOON = int(datetime(2027, 1, 31, 12, tzinfo=UTC).timestamp()) * 1_000_000
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -70,6 +72,33 @@ keys:
             assert (await answer_of(w, "k-acme"), await answer_of(w, "k-new")) == ("invalid_api_key", "")
 
     run(scenario())
+
+
+def test_keys_that_end_are_told_by_their_tenants(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def warning(*ends: str) -> str | None:
+        keys = [{"api_key": f"k-{number}", "tenant": f"t{number}", "expires": end} for number, end in enumerate(ends)]
+        (tmp_path / "keys").write_bytes(msgspec.json.encode({"keys": [*keys, {"api_key": "k-for-ever", "tenant": "t"}]}))
+        return keys_file.expiry_warning(read_keys(tmp_path / "keys").values(), NOON)
+
+    assert warning() is None
+    assert (
+        warning("2027-01-31T12:00:01", "2027-02-07T12:00:01") == "keys that expire within a week: auth:t0 (2027-01-31T12:00Z)"
+    )
+    told = (
+        "keys that have expired: auth:t1 (2026-01-31T00:00Z), auth:t0 (2027-01-31T12:00Z); that expire within a week: auth:t2 ("
+    )
+    assert str(warning("2027-01-31T12:00", "2026-01-31", "2027-02-07T12:00")).startswith(told)
+    assert str(warning(*["2026-01-31"] * 30)).endswith("auth:t15 (2026-01-31T00:00Z) and 22 more")
+
+    async def scenario() -> None:
+        async with world(Backend(), keys_file=str(tmp_path / "keys")):
+            warning("2020-01-31")
+            await asyncio.sleep(2 * keys_file.LOOK_SECS)
+
+    run(scenario())
+    assert [text for text in caplog.messages if "expired" in text] == [
+        f"{tmp_path}/keys has keys that have expired: auth:t0 (2020-01-31T00:00Z)"
+    ]
 
 
 def test_a_file_that_is_broken_or_gone_changes_nothing(

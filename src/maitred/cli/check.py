@@ -228,11 +228,14 @@ def _warnings(config: Config, capacity: int) -> Iterator[str]:
 
 def _gateway_warnings(config: Config) -> Iterator[str]:
     """Yield what keeps a gateway from serving as it is meant, in a configuration that has something to say about it."""
+    from maitred.gateway.access.caller_sources import source_warnings
     from maitred.gateway.admin.possible_tenants import tenant_warnings
+    from maitred.wire.clock import Clock
 
     if not config.gateway.backends and not config.gateway.discover:
         yield "gateway.backends names no backend: maitred serve needs one, there or as --backend URL"
     yield from tenant_warnings(config.gateway, config.admission)
+    yield from source_warnings(config.gateway, Clock().wall())
 
 
 def _overcommit_warnings(admission: AdmissionConfig, capacity: int) -> Iterator[str]:

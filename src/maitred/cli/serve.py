@@ -200,14 +200,17 @@ def _problems(sources: ConfigSources) -> Sequence[ConfigError]:
 
 def log_warnings(loaded: LoadedConfig) -> None:
     """Log what is wrong with a configuration, and what may be."""
+    from maitred.gateway.access.caller_sources import source_warnings
     from maitred.gateway.admin.possible_tenants import tenant_warnings
     from maitred.routing import Signals
+    from maitred.wire.clock import Clock
 
     if loaded.problem is not None:
         log.error("%s; serving with legacy admission until that is mended", printable(str(loaded.problem)))
     config = loaded.config
     tenants = tenant_warnings(config.gateway, config.admission)
-    for warning in (*config.admission.warnings(), *config.routing.warnings(Signals.CACHES), *tenants):
+    keys = source_warnings(config.gateway, Clock().wall())
+    for warning in (*config.admission.warnings(), *config.routing.warnings(Signals.CACHES), *tenants, *keys):
         log.warning("%s", printable(warning))
 
 

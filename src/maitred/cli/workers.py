@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
-import tempfile
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from maitred import __version__
 from maitred.cli import hangup_came
 from maitred.cli.made_gateway import make_gateway, this_machine
 from maitred.core.errors import ConfigError
+from maitred.files.scratch import ProcessFolder
 
 if TYPE_CHECKING:
     from maitred.config import LoadedConfig
@@ -50,8 +50,8 @@ def serve_workers(
         check_body_shares(settings.gateway, number)
         return settings
 
-    with tempfile.TemporaryDirectory(prefix="maitred-") as path:
-        folder = WorkerFolder(Path(path))
+    with contextlib.closing(ProcessFolder("maitred-workers-")) as made:
+        folder = WorkerFolder(made.path)
         with whole_or_nothing():
             machine = this_machine()
             kind, module = _kind(loaded)

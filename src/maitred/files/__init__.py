@@ -29,7 +29,7 @@ Files that are written for as long as a gateway serves have modules of their own
     undo                 what a start that fails has made, taken back
     computed             results that are kept in the cache folder of the user, by their inputs
     rotated              the lines of a log that was rotated, from all its files, also compressed ones
-    scratch              files for a package that reads them itself, gone afterwards
+    scratch              folders that are gone afterwards, also where a process was killed
 """
 
 from __future__ import annotations

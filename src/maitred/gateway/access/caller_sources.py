@@ -10,12 +10,14 @@ import contextlib
 import logging
 from collections.abc import Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from maitred.core.errors import ConfigError, located
+from maitred.core.units import Micros
 from maitred.files import named_path
 from maitred.gateway.access.auth import Caller
-from maitred.gateway.access.keys_file import KeysFile, read_keys
+from maitred.gateway.access.keys_file import KeysFile, expiry_warning, read_keys
 from maitred.gateway.config import GatewayConfig, JwtConfig
 from maitred.wire.client import UpstreamClient
 from maitred.wire.clock import Clock
@@ -80,6 +82,15 @@ def source_problems(config: GatewayConfig) -> Iterator[ConfigError]:
             _jwt_keys(config.jwt, Clock(), _fetch_nothing)
         except ConfigError as error:
             yield error
+
+
+def source_warnings(config: GatewayConfig, now: Micros) -> Iterator[str]:
+    """Yield which keys of a file are of no use any more at `now`, since 1970, or soon will be."""
+    if config.keys_file:
+        with contextlib.suppress(ConfigError):  # which `make_sources` raises
+            warning = expiry_warning(read_keys(Path(config.keys_file)).values(), now)
+            if warning is not None:
+                yield f"gateway.keys_file: {config.keys_file} has {warning}"
 
 
 def _jwt_keys(config: JwtConfig, clock: Clock, fetch: Fetch) -> JwtKeys:

@@ -11,7 +11,8 @@ changes nothing: the keys before it stay valid, and the log says so once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Literal
@@ -29,8 +30,11 @@ from maitred.gateway.access.auth import Caller, KeyRights, KeyTable
 from maitred.gateway.config import HASH_PREFIX, hash_api_key
 from maitred.wire.clock import Clock
 
+log = logging.getLogger("maitred.gateway")
 LOOK_SECS: Final = 5.0
 """Seconds between two looks whether the file has changed."""
+_SOON: Final = 7 * 86_400 * SECOND
+_MAX_NAMED: Final = 8
 
 
 class KeyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -112,6 +116,25 @@ def read_keys(path: Path) -> Mapping[bytes, FileKey]:
     return table
 
 
+def expiry_warning(keys: Iterable[FileKey], now: int) -> str | None:
+    """Return which keys have expired at `now`, µs since 1970, or will within a week; None if none. Keys are told by their
+    tenants."""
+    ends = sorted((key.expires_at, key.caller.tenant) for key in keys if key.expires_at is not None)
+    past = [_in_words(*end) for end in ends if end[0] <= now]
+    soon = [_in_words(*end) for end in ends if now < end[0] <= now + _SOON]
+    said = [f"{what}: {_listed(named)}" for what, named in (("have expired", past), ("expire within a week", soon)) if named]
+    return f"keys that {'; that '.join(said)}" if said else None
+
+
+def _in_words(expires_at: int, tenant: str) -> str:
+    return f"{tenant} ({datetime.fromtimestamp(expires_at // SECOND, UTC):%Y-%m-%dT%H:%MZ})"
+
+
+def _listed(named: Sequence[str]) -> str:
+    more = len(named) - _MAX_NAMED
+    return ", ".join(named[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
 class KeysFile:
     """The keys of one file (a `CallerSource`)."""
 
@@ -141,6 +164,9 @@ class KeysFile:
         found = await asyncio.get_running_loop().run_in_executor(DAEMON_THREADS, self._read_changed)
         if found is not None:
             self._table = KeyTable(found)
+            warning = expiry_warning(found.values(), self._clock.wall())
+            if warning is not None:
+                log.warning("%s has %s", self._path, warning)
         return found is not None
 
     def _read_changed(self) -> Mapping[bytes, FileKey] | None:

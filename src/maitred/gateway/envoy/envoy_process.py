@@ -1,8 +1,8 @@
 """An Envoy that is a child of this process (`maitred serve --data-plane envoy`).
 
-Its configuration is a file in a folder of its own, which goes with it; its backends are another one, which is replaced when
-they come and go. Envoy serves once a picker is ready: until then its
-listener answers 503, as it does whenever there is none.
+Its configuration is a file in a folder of its own, which goes with it (`ProcessFolder`); its backends are another one, which is
+replaced when they come and go. Envoy serves once a picker is ready: until then its listener answers 503, as it does whenever
+there is none.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Final
 
 import msgspec
 
 from maitred.core.errors import ConfigError
+from maitred.files.scratch import ProcessFolder
 from maitred.gateway.envoy.bootstrap import EnvoyPlan, backends_of, bootstrap
 
 _KILL_SECS: Final = 5.0
@@ -58,13 +58,13 @@ class EnvoyProcess:
         Envoy."""
         self._path = require_envoy("--data-plane")
         self._concurrency = concurrency or len(os.sched_getaffinity(0))
-        self._folder = TemporaryDirectory(prefix="maitred-envoy-")
-        self._plan = dataclasses.replace(plan, backends_file=str(Path(self._folder.name) / "backends.json"))
+        self._folder = ProcessFolder("maitred-envoy-")
+        self._plan = dataclasses.replace(plan, backends_file=str(self._folder.path / "backends.json"))
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
         """Start it."""
-        config = Path(self._folder.name) / "envoy.json"
+        config = self._folder.path / "envoy.json"
         self.set_backends(self._plan.backends)
         config.write_bytes(msgspec.json.encode(bootstrap(self._plan)))
         flags = ("-c", str(config), "--concurrency", str(self._concurrency), "-l", "error", "--disable-hot-restart")
@@ -102,7 +102,7 @@ class EnvoyProcess:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
-        self._folder.cleanup()
+        self._folder.close()
 
 
 def _end_with(parent: int) -> None:
