@@ -162,9 +162,10 @@ def test_a_scheduler_says_which_gateways_come_and_go(caplog: pytest.LogCaptureFi
     [
         (
             {"secret": "another secret of a test"},
-            "no link to the scheduler at {}: the scheduler does not know the secret of this gateway (tried again every 5 s)",
-            "a peer was turned away: closed by the peer: the scheduler does not know the secret of this gateway"
-            " (from 127.0.0.1)",
+            "no link to the scheduler at {}: the scheduler does not know the secret of this gateway: both need the same"
+            " (tried again every 5 s)",
+            "a peer was turned away: closed by the peer: the scheduler does not know the secret of this gateway: both need"
+            " the same (from 127.0.0.1)",
         ),
     ],
 )
@@ -248,6 +249,10 @@ def test_a_gateway_waits_for_a_scheduler_that_is_not_there_yet() -> None:
             gateway = await c.add_gateway(Dialer(KnownAddresses(LinkAddress.parse(address))))
             await c.until(lambda: gateway.scheduler.link.problem)
             assert gateway.scheduler.link.problem == f"no scheduler can be reached at {address}: connection refused"
+            status, headers, body = await (await c.start_request()).read_response()
+            assert (status, headers["retry-after"]) == (503, "5")  # and not that no backend is up, which nobody knows here
+            assert b"this gateway has no scheduler at present" in body
+            assert (await c.page("/v1/models"))["error"]["code"] == "admission_no_scheduler"
             await c.add_scheduler(address)
             await c.linked()
             assert (await (await c.start_request()).read_response())[0] == 200

@@ -153,6 +153,19 @@ def test_no_line_has_what_cannot_be_printed(log_format: Any) -> None:
         assert output.of_path("/v1/chat/completions")[0]["model"] == harmful
 
 
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_a_line_of_one_of_several_processes_says_once_whose_it_is(log_format: Any) -> None:
+    output = Lines(log_format)
+    logger = logging.Logger("maitred.test")
+    logger.addHandler(LogHandler(output, Clock(), "worker 2"))
+    for message in ("shutting down", "worker 2 is linked"):
+        logger.warning(message)
+    first, second = (str(line, "utf-8") for line in output.lines)
+    assert "worker 2: shutting down" in first
+    assert "worker 2 is linked" in second
+    assert second.count("worker 2") == 1
+
+
 def test_a_traceback_has_nothing_else_either() -> None:
     output = Lines("text")
     logger = logging.Logger("maitred.test")

@@ -76,7 +76,7 @@ def test_a_gateway_without_the_secret_is_not_let_in_and_believes_nobody() -> Non
     gateway, scheduler = pair(b"another")
     shake(gateway, scheduler)
 
-    assert gateway.fault == "the scheduler does not know the secret of this gateway"
+    assert gateway.fault == "the scheduler does not know the secret of this gateway: both need the same"
     assert not scheduler.is_open
 
 
@@ -87,7 +87,7 @@ def test_a_proof_of_another_connection_is_of_no_use() -> None:
     again.feed(said[0])
     again.feed(said[2])
 
-    assert again.fault == "the gateway does not know the secret of this scheduler"
+    assert again.fault == "the gateway does not know the secret of this scheduler: both need the same"
 
 
 def test_a_proof_that_the_scheduler_has_made_is_none_of_a_gateway() -> None:
@@ -97,7 +97,7 @@ def test_a_proof_that_the_scheduler_has_made_is_none_of_a_gateway() -> None:
     (challenge,) = msgspec.msgpack.decode(scheduler.take_bytes()[4:], type=list[Challenge])
     scheduler.feed(frame(Proof(challenge.proof)))
 
-    assert scheduler.fault == "the gateway does not know the secret of this scheduler"
+    assert scheduler.fault == "the gateway does not know the secret of this scheduler: both need the same"
 
 
 def test_another_version_is_told_before_anything_else() -> None:

@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 
 import virtual_time
+from maitred.core.errors import ConfigError
 from maitred.core.units import SECOND, Micros
+from maitred.scheduler.interface import Dialer, LinkAddress
 from maitred.scheduler.link.gateway_books import UNKNOWN_GATEWAY, GatewayId
 from maitred.scheduler.link_config import SchedulerConfig
+from maitred.scheduler.redis_clients import for_event_loops, open_redis
 from maitred.scheduler.sharing.elections.election import Candidate, ElectedAddresses, ElectionError, SoleScheduler, Term
 from maitred.scheduler.sharing.elections.elector import Elector
 from maitred.scheduler.sharing.elections.file_election import FileElection
@@ -105,13 +108,13 @@ class Scheduler:
         self.epoch = None
 
 
-def test_a_store_whose_client_fails_is_asked_again() -> None:
+def test_a_store_whose_client_fails_is_asked_again_and_the_log_has_it_once(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(SoleScheduler):
         tries = 0
 
         async def campaign(self, candidate: Candidate, floor: int) -> Term | None:
             self.tries += 1
-            if self.tries == 1:
+            if self.tries <= 2:
                 raise RuntimeError("a defect")
             return await super().campaign(candidate, floor)
 
@@ -128,6 +131,102 @@ def test_a_store_whose_client_fails_is_asked_again() -> None:
         return tuple(seen)
 
     assert virtual_time.run(scenario()) == ("the election could not be asked", None, None, 1)
+    assert [each.exc_info is not None for each in caplog.records] == [True, False]  # the error, and what this scheduler does
+
+
+def test_a_scheduler_says_whom_it_stands_by_for_and_what_it_does_without_the_store(caplog: pytest.LogCaptureFixture) -> None:
+    class Changing(SoleScheduler):
+        lease = 2 * SECOND
+        other: Candidate | None = Candidate("other", "10.0.0.6:7070")
+        where = "the store at X"
+        is_down = False
+
+        async def campaign(self, candidate: Candidate, floor: int) -> Term | None:
+            if self.is_down:
+                await asyncio.Event().wait()
+            return None if self.other else await super().campaign(candidate, floor)
+
+        async def renew(self, gateways: Collection[GatewayId]) -> bool:
+            return await self.campaign(US, 0) is not None
+
+        async def leader(self) -> Candidate | None:
+            return self.other
+
+    async def scenario() -> None:
+        scheduler, election = Scheduler(), Changing()
+        machine = virtual_time.MACHINE.get()
+        assert machine is not None
+        elector = Elector(election, US, scheduler, machine.clock)
+        await elector.start()
+        await asyncio.sleep(2)
+        election.other = None
+        await asyncio.sleep(1)
+        assert (scheduler.epoch, elector.leader) == (1, US)
+        election.is_down = True
+        await asyncio.sleep(3)
+        scheduler.epoch = None  # Its lease is over.
+        await asyncio.sleep(6)
+        assert elector.leader is None
+        election.is_down = False
+        await asyncio.sleep(3)
+        await elector.close()
+
+    down = "the store at X does not answer: this scheduler"
+    with caplog.at_level("INFO", "maitred.gateway"):
+        virtual_time.run(scenario())
+    assert caplog.messages == [
+        "this scheduler stands by: other at 10.0.0.6:7070 leads",
+        "this scheduler leads: epoch 1",
+        f"{down} is the leader until its lease is over",
+        f"{down} stands by",
+        "this scheduler leads: epoch 1",
+        "the election answers again",
+    ]
+
+
+def test_a_store_that_is_down_or_no_cluster_is_named_in_plain_words() -> None:
+    redis = pytest.importorskip("redis.exceptions")
+    refused = redis.ConnectionError("Error 111 connecting to 10.0.0.9:6379. Connection refused.")
+    refused.__context__ = ConnectionRefusedError(111, "Connection refused")
+
+    class Failing(Store):
+        async def get(self, key: str) -> bytes | None:
+            raise self.error
+
+        error: Exception = refused
+
+    store, last = Failing(), Store(leader=b'{"candidate":{"name":"them","address":"10.0.0.6:7070"},"boot":""}')
+    election = redis_election(store)
+
+    async def words() -> str:
+        with pytest.raises(ElectionError) as told:
+            await election.leader()
+        return str(told.value)
+
+    async def scenario() -> None:
+        down = "the store at redis://store cannot be asked: connection refused"
+        assert await words() == down
+        finder = ElectedAddresses(election)
+        dialer = Dialer(finder)
+        election._client = last
+        assert (await finder.addresses(), dialer.explain("it does not lead")) == (
+            [LinkAddress("10.0.0.6", 7070)],
+            "it does not lead",
+        )
+        election._client = store
+        assert [str(each) for each in await finder.addresses()] == ["10.0.0.6:7070"]
+        assert dialer.explain("it does not lead") == f"it does not lead, and {down}"
+        store.error = redis.RedisClusterException("Cluster mode is not enabled on this node")
+        assert await words() == "the store at redis://store cannot be asked: Cluster mode is not enabled on this node"
+
+    asyncio.run(scenario())
+
+
+def test_a_database_of_redis_that_is_no_number_is_refused() -> None:
+    pytest.importorskip("redis")
+    open_redis("redis://10.0.0.9:6379/15", for_event_loops, 1.0)
+    with pytest.raises(ConfigError, match="'maitred' is no number of a database"):
+        open_redis("redis://10.0.0.9:6379/maitred", for_event_loops, 1.0)
 
 
 def test_a_file_that_hangs_is_asked_once_and_the_lock_of_a_late_campaign_is_let_go(tmp_path: Path) -> None:

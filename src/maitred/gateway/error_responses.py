@@ -11,7 +11,7 @@ from maitred.admission.terms.limits import LimitStatus
 from maitred.core.units import SECOND, Micros, to_seconds
 from maitred.gateway.limit_headers import limit_headers
 from maitred.programs import ProgramReason
-from maitred.scheduler.interface import AdmissionRejected, FleetView, ProgramRejected
+from maitred.scheduler.interface import NO_SCHEDULER, AdmissionRejected, FleetView, ProgramRejected
 from maitred.wire.errors import ConnectError, LocalError, UpstreamError, UpstreamTimeout
 from maitred.wire.exchange import ApiError
 from maitred.wire.messages import Headers
@@ -32,7 +32,9 @@ own of at most 8 s, so a longer wait would bring them back sooner; openai-python
 def model_unavailable(fleet: FleetView, model: str) -> ApiError:
     """Return the error for a model that no backend serves now: 404 only if no backend that may come up could serve it."""
     if not model:
-        return upstream_failed(None)
+        return nothing_served(fleet)
+    if not fleet.is_told:
+        return _no_scheduler()
     if fleet.may_serve(model):
         message = f"no backend that serves `{abbreviate(model)}` is up"
         return ApiError(503, message, kind="server_error", code="no_healthy_backend", headers=_RETRY_LATER)
@@ -172,6 +174,17 @@ def preempted() -> ApiError:
 
 def shutting_down() -> ApiError:
     return ApiError(503, "the gateway is shutting down", kind="server_error", code="shutting_down", headers=_RETRY_SOON)
+
+
+def nothing_served(fleet: FleetView) -> ApiError:
+    """Return the error for a request, of whichever model, while no backend can be reached."""
+    return upstream_failed(None) if fleet.is_told else _no_scheduler()
+
+
+def _no_scheduler() -> ApiError:
+    """Return the error while it is not known how backends are: that of a gateway without a scheduler in mode `closed`."""
+    headers = retry_after_header(NO_SCHEDULER.retry_after)
+    return ApiError(503, NO_SCHEDULER.message, kind="server_error", code=f"admission_{NO_SCHEDULER.reason}", headers=headers)
 
 
 def upstream_failed(error: UpstreamError | None) -> ApiError:

@@ -60,12 +60,13 @@ from maitred.scheduler.sharing.link_client import LinkClient
 from maitred.scheduler.sharing.mode_times import ModeTimes
 from maitred.scheduler.sharing.own_host import OwnHost
 from maitred.scheduler.sharing.remote_scheduler import RemoteScheduler
-from maitred.scheduler.sharing.unlinked import Degrading
+from maitred.scheduler.sharing.unlinked import NO_SCHEDULER, Degrading
 
 __all__ = [
     "ADMIN_SOURCE",
     "ANY_MODEL",
     "GATEWAY_LEASE",
+    "NO_SCHEDULER",
     "RETRYABLE_ERRORS",
     "SOURCES",
     "AdmissionRejected",

@@ -9,14 +9,16 @@ Every call has a time limit, and is tried again by whoever asks.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from maitred.core.errors import ConfigError
+from maitred.core.errors import ConfigError, describe_os_error
 
+_DATABASE: Final = re.compile("(/[0-9]*)?")
 REDIS_SCHEMES: Final = ("redis:", "rediss:", "redis+sentinel:", "redis+cluster:")
 
 
@@ -71,19 +73,33 @@ def open_redis(url: str, classes: Callable[[], RedisClasses], timeout_secs: floa
         if parts.scheme == "redis+cluster":
             host, port = _host_port(parts.netloc.rpartition("@")[2].split(",")[0], 6_379)
             return made.cluster(host=host, port=port, **limits, **login), where
+        if not _DATABASE.fullmatch(parts.path):  # redis-py would take the first one.
+            raise ValueError(f"{parts.path[1:]!r} is no number of a database")
         return made.server.from_url(url, **limits), where
     except ValueError as error:
         raise ConfigError(f"{where} is no URL of Redis: {error}", hint="redis://[:PASSWORD@]HOST:PORT[/DATABASE]") from error
 
 
+def redis_errors() -> tuple[type[Exception], ...]:
+    """Return what a call of a client raises if the store cannot be asked."""
+    from redis.exceptions import RedisClusterException, RedisError
+
+    return RedisError, RedisClusterException, OSError, TimeoutError
+
+
 def words_of(where: str, error: Exception) -> str:
-    """Return in words why a store could not be asked. `error` is one of redis-py, or of the system."""
+    """Return in words why a store could not be asked. `error` is one of `redis_errors`."""
     from redis.exceptions import AuthenticationError
 
     if isinstance(error, AuthenticationError):
         return f"the store at {where} refuses the password: {error}"
+    cause: BaseException | None = error
+    while cause is not None and not (isinstance(cause, OSError) and cause.strerror):
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(cause, OSError):  # redis-py says it in sentences of its own, with the address.
+        return f"the store at {where} cannot be asked: {describe_os_error(cause)}"
     # Sentinel's words are followed by all that it knows of its clients.
-    return f"the store at {where} cannot be asked: {str(error).partition(' : <')[0] or type(error).__name__}"
+    return f"the store at {where} cannot be asked: {str(error).partition(' : <')[0].strip(' .') or type(error).__name__}"
 
 
 def _host_port(text: str, default: int) -> tuple[str, int]:

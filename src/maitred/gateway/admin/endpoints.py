@@ -167,7 +167,7 @@ class AdminEndpoints:
 
     async def _models(self, exchange: Exchange, viewer: Viewer) -> None:
         if not self._fleet.healthy:
-            raise error_responses.upstream_failed(None)
+            raise error_responses.nothing_served(self._fleet)
         send_json(exchange, 200, {"object": "list", "data": self._fleet.list_models()})
 
     async def _model(self, exchange: Exchange, viewer: Viewer) -> None:

@@ -97,7 +97,7 @@ class LinkedWorker(WorkerGateway):
     def make_parent_link(self) -> LinkClient:
         parent, machine = self._parent, self.machine
         link = LinkClient(parent.dialer(), parent.name, parent.secret, machine.clock, machine.random, self._on_parent_event)
-        link.lost_for_good = parent.on_lost
+        link.lost_for_good, link.peer = parent.on_lost, "its parent"
         return link
 
     async def start(self, server: ServerContext) -> None:

@@ -271,7 +271,7 @@ class RequestIntake:
     def _only_model(self) -> str:
         served = self._fleet.list_models()
         if not served:
-            raise error_responses.upstream_failed(None)
+            raise error_responses.nothing_served(self._fleet)
         if len(served) > 1:
             raise model_required()
         return str(served[0]["id"])

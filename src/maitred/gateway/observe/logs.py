@@ -77,9 +77,10 @@ class LogOutput:
 class LogHandler(logging.Handler):
     """Writes records as lines to an output."""
 
-    def __init__(self, output: LogOutput, clock: Clock) -> None:
+    def __init__(self, output: LogOutput, clock: Clock, origin: str = "") -> None:
+        """`origin` is the process that logs, where several write one log; "": there is no other."""
         super().__init__()
-        self._output, self._clock = output, clock
+        self._output, self._clock, self._origin = output, clock, origin
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one record."""
@@ -92,6 +93,8 @@ class LogHandler(logging.Handler):
         message, (second, micros) = record.getMessage(), divmod(self._clock.wall(), 1_000_000)
         when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second)) + f".{micros // 1000:03d}Z"
         trace = logging.Formatter().formatException(record.exc_info) if record.exc_info else ""
+        if not message.startswith(self._origin):
+            message = f"{self._origin}: {message}"
         if self._output.is_json:
             fields = {"time": when, "level": record.levelname.lower(), "logger": record.name, "message": message}
             return json.dumps(fields | ({"exception": trace} if trace else {}), separators=(",", ":")) + "\n"
@@ -100,11 +103,11 @@ class LogHandler(logging.Handler):
 
 
 @contextlib.contextmanager
-def log_to_stderr(config: GatewayConfig, clock: Clock = Clock()) -> Iterator[LogOutput]:
+def log_to_stderr(config: GatewayConfig, clock: Clock = Clock(), origin: str = "") -> Iterator[LogOutput]:
     """Send the log of this process to standard error while the block runs, and yield its output: what maitred logs from
-    `log_level` up, and warnings of all other libraries."""
+    `log_level` up, and warnings of all other libraries. `origin` begins each message, if it is not empty."""
     output = LogOutput(config.log_format, file_mode=config.file_mode)
-    root, own, handler = logging.getLogger(), logging.getLogger("maitred"), LogHandler(output, clock)
+    root, own, handler = logging.getLogger(), logging.getLogger("maitred"), LogHandler(output, clock, origin)
     before = own.level
     root.addHandler(handler)
     own.setLevel(config.log_level.upper())

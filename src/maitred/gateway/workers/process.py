@@ -37,7 +37,7 @@ def main(arguments: list[str], make_gateway: Callable[..., WorkerGateway] | None
     `WorkerGateway` is, with what the link to the parent is made of (`ParentAccess`) as `parent`; None: the parent schedules."""
     folder, number, workers = WorkerFolder(Path(arguments[0])), int(arguments[1]), int(arguments[2])
     settings = share_of(folder.settings(), workers)
-    with log_to_stderr(settings.gateway) as output:
+    with log_to_stderr(settings.gateway, origin=worker_name(number)) as output:
         try:
             parent = ParentAccess(folder, worker_name(number))
             gateway = (make_gateway or _scheduled_by_parent)(

@@ -77,8 +77,9 @@ class FleetView:
         self._listener: FleetListener = FleetListener()
         self._observers: list[BackendObserver] = []
         self.on_unreachable: Callable[[UpstreamRequest, ConnectError], object] | None = None
-        """Told of backends that could not be reached, where another process decides what that means and says how backends are;
-        None: that is decided here."""
+        """Told of backends that could not be reached, where another process decides what that means; None: none does."""
+        self.is_told = True
+        """Whether it is known how backends are: not where another process says it, and has not yet."""
 
     def listen(self, listener: FleetListener) -> None:
         """Tell `listener` what becomes of the slots, from now on."""
@@ -113,9 +114,8 @@ class FleetView:
 
     def with_free_slots(self, backends: Sequence[Backend]) -> Sequence[Backend]:
         """Return those of `backends` that a router is shown (`routing.free_slots`)."""
-        if not self.prefers_free_slots or len(backends) < 2:
-            return backends
-        return with_free_slots(backends, self.pools.num_slots)
+        is_narrowed = self.prefers_free_slots and len(backends) > 1
+        return with_free_slots(backends, self.pools.num_slots) if is_narrowed else backends
 
     def may_serve(self, model: str) -> bool:
         """Return whether a backend has served `model`, or one that has never been up might."""

@@ -223,7 +223,8 @@ class Channel:
 
     def _check(self, proof: bytes, side: Side, gateway_nonce: bytes, scheduler_nonce: bytes) -> None:
         if not is_proof(proof, self._secret, side, gateway_nonce, scheduler_nonce):
-            raise LinkFault(f"the {side} does not know the secret of this {self._side}", is_lasting=True)
+            words = f"the {side} does not know the secret of this {self._side}: both need the same"
+            raise LinkFault(words, is_lasting=True)
 
 
 def _is_one_frame(data: bytes) -> bool:

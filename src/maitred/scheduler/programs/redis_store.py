@@ -26,7 +26,7 @@ import msgspec
 from maitred.core.errors import MaitredError
 from maitred.programs import ProgramKey
 from maitred.scheduler.programs.store import StateChanges, StoredProgram
-from maitred.scheduler.redis_clients import for_threads, open_redis, words_of
+from maitred.scheduler.redis_clients import for_threads, open_redis, redis_errors, words_of
 
 log = logging.getLogger("maitred.gateway")
 _TIMEOUT_SECS: Final = 5.0
@@ -102,13 +102,11 @@ class RedisProgramStore:
             self._client.close()
 
     def _ask(self, script: str, *said: object) -> Any:
-        from redis.exceptions import RedisError
-
         try:
             if self._client is None:
                 self._client, self._where = open_redis(self._url, for_threads, _TIMEOUT_SECS)
             return self._client.eval(script, len(self._keys), *self._keys, *said)
-        except (RedisError, OSError) as error:
+        except redis_errors() as error:
             raise StateError(words_of(self._where or self._url.rpartition("@")[2], error)) from error
 
 

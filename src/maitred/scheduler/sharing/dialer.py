@@ -29,6 +29,9 @@ class Finder(Protocol):
     has_several: bool
     """Whether it names several, of which some may not lead."""
 
+    problem: str | None = None
+    """Why it names the scheduler that led when that could be found out last, or None if it leads."""
+
     async def addresses(self) -> Sequence[LinkAddress]:
         """Return where the scheduler that leads may be; nothing if none leads. Raises FinderError if that cannot be found
         out."""
@@ -89,10 +92,15 @@ class Dialer:
             where = (address.host, address.port)
             await loop.create_connection(make_protocol, *where, ssl=self._tls, ssl_handshake_timeout=limit)
 
+    def explain(self, problem: str) -> str:
+        """Return why there is no link with what the address may be wrong by."""
+        return problem if self._finder.problem is None else f"{problem}, and {self._finder.problem}"
+
     def describe(self, error: OSError) -> str:
         """Return in words why `connect` has failed."""
-        if isinstance(error, FinderError):
-            return str(error)
+        return str(error) if isinstance(error, FinderError) else self.explain(self._describe(error))
+
+    def _describe(self, error: OSError) -> str:
         if isinstance(error, ssl.SSLError):
             problem = getattr(error, "verify_message", "") or error.reason or str(error)
             return f"no link to the scheduler at {self.address}: TLS: {problem}"

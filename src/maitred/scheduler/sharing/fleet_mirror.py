@@ -84,7 +84,7 @@ class FleetMirror:
 
     def __init__(self, fleet: FleetView, ejection: ReportedEjection, clock: Clock) -> None:
         self._fleet, self._ejection, self._clock = fleet, ejection, clock
-        fleet.ejection, fleet.on_unreachable = ejection, ejection.on_unreachable
+        fleet.ejection, fleet.on_unreachable, fleet.is_told = ejection, ejection.on_unreachable, False
         self.urls = [backend.url for backend in fleet.seats]
         """The backends as last told, by number."""
         self._begun: list[BackendNews] | None = None
@@ -127,6 +127,7 @@ class FleetMirror:
             backend.has_been_polled, backend.is_draining = news.has_been_polled, news.is_draining
             backend.problem, backend.models = news.problem, msgspec.json.decode(news.models)
         self._fleet.update_serving()
+        self._fleet.is_told = True
         if self._fleet.all_polled:
             self._is_told.set()
 

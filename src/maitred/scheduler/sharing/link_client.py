@@ -34,6 +34,7 @@ log = logging.getLogger("maitred.gateway")
 _RECONNECT_SECS: Final = 0.1
 _LASTING_SECS: Final = 5.0
 """The time between two connections of which each is refused for good."""
+_DEFECT: Final = "the scheduler could not be looked for"
 
 
 class LinkClient:
@@ -47,6 +48,8 @@ class LinkClient:
         self.end = GatewayEnd(name, random.randbytes(8).hex(), secret)
         """What the link says and hears."""
         self.on_event = on_event
+        self.peer = "the scheduler"
+        """What the other end is, in the log."""
         self.notes = ClassNotes()
         """The classes that requests have asked for, until they are submitted."""
         self.block_sizes: Sequence[int] = ()
@@ -167,8 +170,9 @@ class LinkClient:
                 self._tell(self.dialer.describe(error))
             except Exception:  # A store's client has a defect: a gateway that looks no more would never be linked again.
                 self._is_down.set()
-                log.exception("the scheduler could not be looked for")
-                self._pause_secs = _LASTING_SECS
+                if self.problem != _DEFECT:
+                    log.exception(_DEFECT)
+                self.problem, self._pause_secs = _DEFECT, _LASTING_SECS
             await asyncio.sleep(_RECONNECT_SECS)  # Also where a connection is cut as soon as it is made.
             if self._pause_secs > _RECONNECT_SECS and self._is_down.is_set():
                 await asyncio.sleep(self._pause_secs)
@@ -213,14 +217,14 @@ class LinkClient:
         if self.end.state is EndState.GREETING:
             hint = "is it a scheduler, and do both ends speak TLS, or neither?"
             return f"{where} has closed the connection before it has shown who it is: {hint}"
-        return f"the link to the scheduler at {where} is lost"
+        return f"the link to {self.peer} at {where} is lost"
 
     def _take(self, events: Sequence[LinkEvent]) -> None:
         for event in events:
             if type(event) is Closed:
                 self._close(event)
             elif type(event) is Opened:
-                log.info("%s is linked to the scheduler at %s, epoch %d", self.end.name, self.dialer.address, event.epoch)
+                log.info("%s is linked to %s at %s, epoch %d", self.end.name, self.peer, self.dialer.address, event.epoch)
                 self._told.clear()
                 self.on_event(event)
                 self.problem, self.notes.takes_notes = None, event.keeps_notes
@@ -236,7 +240,7 @@ class LinkClient:
         if closed.is_lasting:
             self._pause_secs = _LASTING_SECS
         again = f" (tried again every {_LASTING_SECS:g} s)" if closed.is_lasting else ""
-        self._tell(f"no link to the scheduler at {self.dialer.address}: {closed.reason}{again}")
+        self._tell(self.dialer.explain(f"no link to {self.peer} at {self.dialer.address}: {closed.reason}{again}"))
         transport = self._writer.transport
         close_link(transport, closed.last_bytes)
         self.lost(transport)  # A peer that stands still would end the connection late, or never.

@@ -42,7 +42,8 @@ log = logging.getLogger("maitred.gateway")
 _PERIOD_SECS: Final = 0.02
 _AFTER_FAILURE_SECS: Final = 1.0
 _RETRY_AFTER: Final[Micros] = 5 * SECOND
-_NO_SCHEDULER: Final = Refusal("no_scheduler", 503, "this gateway has no scheduler at present", _RETRY_AFTER)
+NO_SCHEDULER: Final = Refusal("no_scheduler", 503, "this gateway has no scheduler at present", _RETRY_AFTER)
+"""What a request is told where nobody decides about it."""
 _WAITING: Final = GatewayRequestState.WAITING
 
 
@@ -127,11 +128,11 @@ class Unlinked:
         if self.mode == "waiting" and self._degrading.mode != "wait" and now >= self._unlinked_since + self._after:
             self._enter(self._degrading.mode)
         if self.mode in ("closed", "share") and self._programs is not None:
-            self._programs.refuse_waiting(_NO_SCHEDULER.reason, _NO_SCHEDULER)
+            self._programs.refuse_waiting(NO_SCHEDULER.reason, NO_SCHEDULER)
         waiting = [request for request in self._link.end.requests if request.state is _WAITING]
         if self.mode == "closed":
             for request in waiting:
-                self._refuse(request, "no_scheduler", _NO_SCHEDULER)
+                self._refuse(request, "no_scheduler", NO_SCHEDULER)
             return
         rules = self._admission.core.config
         for request in waiting:

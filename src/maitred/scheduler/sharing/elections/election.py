@@ -56,6 +56,9 @@ class Election(Protocol):
     lease: Micros | None
     """For how long a leader may go on after a renewal was sent, µs. None: until it ends, as nobody can lead beside it."""
 
+    where: str = "the election"
+    """What it is called in the log."""
+
     names_gateways: bool
     """Whether it keeps which gateways may hold slots, for the leader after this one."""
 
@@ -118,14 +121,17 @@ class ElectedAddresses(Finder):
     def __init__(self, election: Election) -> None:
         self._election = election
         self._last: list[LinkAddress] = []
+        self.problem: str | None = None
 
     async def addresses(self) -> list[LinkAddress]:
         try:
             leader = await self._election.leader()
-        except ElectionError:
+        except ElectionError as error:
             if not self._last:
                 raise
+            self.problem = str(error)
             return self._last
+        self.problem = None
         if leader is None:
             return []
         try:

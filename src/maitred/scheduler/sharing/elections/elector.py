@@ -17,6 +17,7 @@ import logging
 from collections.abc import Collection
 from typing import Final, Protocol
 
+from maitred.core.printing import printable
 from maitred.core.units import MILLISECOND, SECOND, Micros, to_seconds
 from maitred.scheduler.link.gateway_books import GatewayId
 from maitred.scheduler.sharing.elections.election import Candidate, Election, ElectionError, Term
@@ -28,6 +29,7 @@ _PERIOD: Final[Micros] = SECOND
 _MARGIN: Final[Micros] = 5 * MILLISECOND
 """How long after the end of a lease a store certainly has no leader any more, µs: it counts in milliseconds."""
 _FOREVER: Final[Micros] = 1 << 62
+_DEFECT: Final = "the election could not be asked"
 
 
 class Elected(Protocol):
@@ -69,6 +71,8 @@ class Elector:
         """This scheduler."""
         self.problem: str | None = None
         """Why the election cannot be asked, or None."""
+        self._told: tuple[str | None, bool] = None, False
+        """The problem that the log has, and whether this scheduler led still."""
         self.leader: Candidate | None = None
         """The scheduler that leads, as was found out last."""
         self._election, self._elected, self._clock = election, elected, clock
@@ -118,20 +122,25 @@ class Elector:
             async with asyncio.timeout(to_seconds(self._election.lease or 10 * SECOND)):
                 await (self._campaign() if self._term is None else self._renew())
         except (ElectionError, TimeoutError) as error:
-            self._tell(str(error) or "the election does not answer")
+            self._tell(str(error) or f"{self._election.where} does not answer")
         except Exception:  # A store's client has a defect: a scheduler that asks no more would never lead again.
-            log.exception("the election could not be asked")
-            self._tell("the election could not be asked")
+            if self.problem != _DEFECT:
+                log.exception(_DEFECT)
+            self._tell(_DEFECT)
         else:
             if self.problem is not None:
                 log.info("the election answers again")
-            self.problem = None
+            self.problem, self._told = None, (None, False)
 
     async def _campaign(self) -> None:
         sent_at = self._clock.now()
         term = await self._election.campaign(self.candidate, self._elected.highest_epoch)
         if term is None:
-            self.leader = await self._election.leader()
+            before, self.leader = self.leader, await self._election.leader()
+            if self.leader is not None and self.leader != before:
+                log.info(
+                    "this scheduler stands by: %s at %s leads", printable(self.leader.name), printable(self.leader.address)
+                )
             return
         self._term, self.leader = term, self.candidate
         log.info("this scheduler leads: epoch %d", term.epoch)
@@ -140,7 +149,7 @@ class Elector:
 
     async def _renew(self) -> None:
         if self._elected.epoch is None:  # Its lease is over, or a gateway has seen a later leader.
-            self._term = None
+            self._term = self.leader = None
             await self._election.resign()
             await self._campaign()
             return
@@ -148,7 +157,7 @@ class Elector:
         if await self._election.renew(named):
             self._elected.renew(self._until(sent_at), named)
         else:
-            self._term = None
+            self._term = self.leader = None
             log.warning("another scheduler leads now, or the election has lost its record: this one stands by")
             self._elected.step_down("another scheduler leads")
 
@@ -156,7 +165,7 @@ class Elector:
         return _FOREVER if self._election.lease is None else sent_at + self._election.lease
 
     def _tell(self, problem: str) -> None:
-        if problem != self.problem:
-            then = "is the leader until its lease is over" if self._term is not None else "stands by"
-            log.warning("%s: this scheduler %s", problem, then)
-        self.problem = problem
+        leads = self._term is not None
+        if (problem, leads) != self._told:
+            log.warning("%s: this scheduler %s", problem, "is the leader until its lease is over" if leads else "stands by")
+        self.problem, self._told = problem, (problem, leads)

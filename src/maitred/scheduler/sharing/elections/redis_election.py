@@ -22,7 +22,7 @@ import msgspec
 
 from maitred.core.units import MILLISECOND, Micros
 from maitred.scheduler.link.gateway_books import UNKNOWN_GATEWAY, GatewayId
-from maitred.scheduler.redis_clients import words_of
+from maitred.scheduler.redis_clients import redis_errors, words_of
 from maitred.scheduler.sharing.elections.election import Candidate, Election, ElectionError, Term
 
 T = TypeVar("T")
@@ -65,6 +65,7 @@ class RedisElection(Election):
         """`client` is one of redis-py's, and `where` its address for the log, without a password. `draw_boot` returns some
         text that no other process draws."""
         self._client, self._where, self.lease, self._draw_boot = client, where, lease, draw_boot
+        self.where = f"the store at {where}"
         self._leader, self._epoch, self._gateways = (f"{{{name}}}:{key}" for key in ("leader", "epoch", "gateways"))
         self._ttl = max(1, lease // 1000)
         self._record = b""
@@ -104,11 +105,9 @@ class RedisElection(Election):
             await sentinel.aclose()
 
     async def _ask(self, answer: Awaitable[T]) -> T:
-        from redis.exceptions import RedisError
-
         try:
             return await answer
-        except (RedisError, OSError, TimeoutError) as error:
+        except redis_errors() as error:
             raise ElectionError(words_of(self._where, error)) from error
 
 
