@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 from world import NOT_FOUND, STREAM_HEAD, Backend, BackendRequest, GatewayWorld, chunk, run, whole, world
 
-from maitred.admission.learned_slots import EngineReading, SlotState
+from maitred.admission.learned_slots import EngineReading, LearnedLimit, SlotState
 from maitred.gateway import GatewayConfig
 from maitred.scheduler.engines.readings import parse_engine_reading
 from maitred.scheduler.engines.server_info import parse_reported_slots
+from maitred.scheduler.interface import Backend as FleetBackend
+from maitred.scheduler.interface import LocalScheduler
 from maitred.testing.world.invariants import check_replay
 
 VLLM = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -153,6 +155,32 @@ def test_a_limit_is_learned_and_told(has_metrics: bool, tmp_path: Path, caplog: 
     assert list(check_replay(log, may_lack_lines=False)) == []
     assert any(b'"room":"slots"' in line for line in log)
     assert any(b'"change"' in line for line in log)
+
+
+def test_what_was_recalled_of_a_backend_outlives_its_first_report_and_waits_for_one_that_is_not_known_yet() -> None:
+    """A scheduler that has just begun to lead is told by its gateways before it has polled, or found, all backends."""
+
+    async def scenario() -> None:
+        async with world(Engine(6), slots=None, slots_from="learned") as w:
+            scheduler = w.gateway.scheduler
+            assert isinstance(scheduler, LocalScheduler)
+            learning, fleet = scheduler._slot_learning, scheduler.fleet
+            here, late = fleet.backends[0], "http://127.0.0.1:1"
+            learning.recall({here.url: LearnedLimit(5, is_trusted=True), late: LearnedLimit(7, is_trusted=True)})
+
+            def slots_of(backend: FleetBackend, reported: int | None) -> tuple[int, int, LearnedLimit | None]:
+                backend.reported_slots = reported
+                fleet.tell_slots_changed((), (backend,))
+                controller = backend.learned_slots
+                assert controller is not None
+                return controller.slots, controller.most, controller.learned
+
+            assert slots_of(here, None) == (5, 4096, LearnedLimit(5, is_trusted=True))
+            assert slots_of(here, 16) == (5, 16, LearnedLimit(5, is_trusted=True))
+            assert slots_of(here, 32) == (32, 32, None)  # It was started anew with another number.
+            assert slots_of(fleet.add(late), 16) == (7, 16, LearnedLimit(7, is_trusted=True))
+
+    run(scenario())
 
 
 def test_metrics_that_show_nothing_running_while_streams_answer_are_not_believed_and_told(

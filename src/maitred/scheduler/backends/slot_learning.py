@@ -74,6 +74,8 @@ class SlotLearning:
         self._is_started = False
         self._tasks: dict[Backend, asyncio.Task[None]] = {}
         self._chosen_for: AdmissionConfig | None = None
+        self._recalled: dict[str, LearnedLimit] = {}
+        """What was recalled of backends that have no controller yet, by their URLs."""
         self._told: dict[int, tuple[int, str]] = {}
         """What the log has last said of the slots of each backend, by its index: number and source."""
 
@@ -90,7 +92,7 @@ class SlotLearning:
             reported, before = backend.reported_slots, backend.learned_slots
             learns = may_learn and (reported is None or self._config.slots == "learned")
             if learns and not self._fits(backend.learned_slots, reported):
-                backend.learned_slots = self._make_controller(backend.index, reported)
+                backend.learned_slots = self._make_controller(backend, reported)
             elif not learns:
                 backend.learned_slots = None
             if backend.learned_slots is not before:
@@ -143,11 +145,12 @@ class SlotLearning:
         return {url: learned for url, slots in known if slots is not None and (learned := slots.learned) is not None}
 
     def recall(self, limits: Mapping[str, LearnedLimit]) -> None:
-        """Begin with what another process had learned of backends. One that is not known here, or whose slots are not learned,
-        is left out."""
+        """Begin with what another process had learned of backends. For one that is not known here yet, or whose slots are not
+        learned, it is kept until they are."""
+        self._recalled |= limits
         for backend in self._fleet.backends:
-            learned, controller = limits.get(backend.url), backend.learned_slots
-            if learned is not None and controller is not None:
+            controller = backend.learned_slots
+            if controller is not None and (learned := self._recalled.pop(backend.url, None)) is not None:
                 self.settle(backend, controller, controller.recall(learned, self._admission.clock.now()))
 
     def settle(self, backend: Backend, controller: SlotController, decision: SlotDecision | None) -> None:
@@ -175,9 +178,17 @@ class SlotLearning:
         """Return whether a controller has the bounds that it should have."""
         return controller is not None and controller.most == (reported or MOST_LEARNED)
 
-    def _make_controller(self, index: int, reported: int | None) -> SlotController:
+    def _make_controller(self, backend: Backend, reported: int | None) -> SlotController:
+        """Return a controller that begins with what is known of the backend. Before its first poll it reports nothing; a report
+        that changes later is of an engine that was started anew."""
         start, most = reported or START_SLOTS, reported or MOST_LEARNED
-        return SlotController(start, most, min(LEAST_LEARNED, most), backend=index, log=self._decisions)
+        controller = SlotController(start, most, min(LEAST_LEARNED, most), backend=backend.index, log=self._decisions)
+        before, known = backend.learned_slots, self._recalled.pop(backend.url, None)
+        if before is not None and before.most == MOST_LEARNED:
+            known = before.learned
+        if known is not None:
+            controller.recall(known, self._admission.clock.now())
+        return controller
 
     def _tell(self, backend: Backend) -> None:
         """Log where the slots of a backend come from, when that is known and when it changes; a learned number only when it
