@@ -9,12 +9,16 @@ from typing import Any
 import pytest
 
 from maitred.core.errors import MaitredError
+from maitred.core.histogram import Histogram
 from maitred.core.request import Request
+from maitred.core.units import SECOND
 from maitred.scheduler.backends.backend import Backend, UpstreamRequest
+from maitred.scheduler.backends.ejection_driver import SilenceWatch
 from maitred.scheduler.backends.fleet_view import FleetView
 from maitred.scheduler.backends.fleet_watch import FleetWatch
 from maitred.scheduler.backends.slot_pools import FleetListener
 from maitred.scheduler.config import FleetConfig
+from maitred.scheduler.ejection import EjectionConfig
 from maitred.wire.client import UpstreamClient
 from maitred.wire.clock import Clock
 from maitred.wire.errors import ConnectError, ConnectTimeout, LocalError, PoolTimeout, ProtocolError, connect_error
@@ -119,3 +123,17 @@ def test_what_a_failed_poll_means(error: Exception, silent: tuple[bool, int], he
         fleet.count_failure(backend, "one before")
         watch._on_failure(backend, error, has_answered=has_answered)
         assert (backend.healthy, backend.failures_in_a_row) == expected
+
+
+def test_the_usual_silence_is_not_found_out_anew_for_each_poll(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet, a, b = fleet_of_two()
+    merged: list[Histogram] = []
+    monkeypatch.setattr(Histogram, "merge", lambda self, other: merged.append(other))
+    watch = SilenceWatch(EjectionConfig(silence_secs=10.0), fleet.backends)
+    send(fleet, a, 1)
+    watch.silent_requests(a, 1)
+    for second in range(1, 6):
+        b.circuit.num_answers += 1
+        for poll in range(100):
+            assert watch.silent_requests(a, second * SECOND + poll) == ()
+    assert len(merged) == 5 * 2
