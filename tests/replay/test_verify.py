@@ -149,6 +149,26 @@ def test_the_command_reads_rotated_and_compressed_files(maitred: Callable[..., A
     assert (result.code, "DIFFERENT" in result.out) == (1, True)
 
 
+@pytest.mark.parametrize("command", [["verify"], ["why", "1", "--log"], ["why", "--slow", "3"]])
+@pytest.mark.parametrize("folder", ["", ".", "/"])
+def test_a_folder_is_no_log(maitred: Callable[..., Any], command: list[str], folder: str) -> None:
+    result = maitred(*command, folder)
+    assert (result.code, "is a directory" in result.err) == (2, True)
+
+
+@pytest.mark.parametrize("other", ["log.jsonl", "log.jsonl.1.gz", "link"])
+def test_a_part_that_is_named_twice_is_refused(
+    maitred: Callable[..., Any], tmp_path: Path, log: list[bytes], other: str
+) -> None:
+    """As a pattern of the shell does while the rotation compresses a part, or beside a link to it."""
+    (part := tmp_path / "log.jsonl.1").write_bytes(b"".join(log[:900]))
+    (newest := tmp_path / "log.jsonl").write_bytes(b"".join(log[900:]))
+    (tmp_path / "log.jsonl.1.gz").write_bytes(gzip.compress(part.read_bytes()))
+    (tmp_path / "link").symlink_to(part)
+    result = maitred("verify", part, newest, tmp_path / other)
+    assert (result.code, "are the same file, or part of a log (name one of them)" in result.err) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [

@@ -65,7 +65,9 @@ def _print_stories(files: list[Path], name: str, *, as_json: bool) -> None:
     from maitred.replay.why import tell
 
     stories = [
-        story for parts in in_order(files).values() for story in tell(read_lines(parts, "--log"), ROOMS, name)[0][:_MAX_STORIES]
+        story
+        for parts in in_order(files, "--log").values()
+        for story in tell(read_lines(parts, "--log"), ROOMS, name)[0][:_MAX_STORIES]
     ]
     if not stories:
         hint = "ids are those of the access log; a number is that of the log's inputs"

@@ -12,6 +12,7 @@ from __future__ import annotations
 import gzip
 import importlib
 import re
+import stat
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -24,29 +25,53 @@ from maitred.files import open_input
 
 MAX_LINE_BYTES: Final = 64 * 1024 * 1024
 _SUFFIX: Final = re.compile(r"(?:\.(?P<number>\d{1,6})|-(?P<date>\d{8}(?:-?\d{1,6})?))?(?:\.(?:gz|zst))?$")
+_NEWEST: Final = 2  # comes behind parts with a number (0) and with a date (1)
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 _ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 
 
 def log_name(path: Path) -> str:
     """Return the name of the log of which a file is a part, without what its rotation has added."""
-    return str(path.with_name(_SUFFIX.sub("", path.name) or path.name))
+    return str(path.parent / (_SUFFIX.sub("", path.name) or path.name))
 
 
-def in_order(paths: Iterable[Path]) -> dict[str, list[Path]]:
-    """Return the parts of each log, the oldest first, by the name of the log."""
+def in_order(paths: Iterable[Path], where: str = "LOG") -> dict[str, list[Path]]:
+    """Return the parts of each log, the oldest first, by the name of the log. Raises ConfigError if a part is named twice."""
     parts: dict[str, list[Path]] = {}
-    for path in paths:
+    for path in named_once(paths, where):
         parts.setdefault(log_name(path), []).append(path)
     for each in parts.values():
         each.sort(key=_age)
     return parts
 
 
+def named_once(paths: Iterable[Path], where: str) -> list[Path]:
+    """Return the paths. Raises ConfigError if two are one file, or one numbered part of a log, such as `log.1` and the
+    `log.1.gz` that is being made of it: what the part says would count twice."""
+    found: dict[object, Path] = {}
+    paths = list(paths)
+    for path in paths:
+        for identity in _identities(path):
+            if identity in found:
+                problem = f"{found[identity]} and {path} are the same file, or part of a log"
+                raise ConfigError(problem, where=where, hint="name one of them")
+            found[identity] = path
+    return paths
+
+
+def _identities(path: Path) -> Iterator[object]:
+    with suppress(OSError, ValueError):  # Reading it will say what is wrong.
+        status = path.stat()
+        if stat.S_ISREG(status.st_mode):
+            yield status.st_dev, status.st_ino
+    if (age := _age(path))[0] != _NEWEST:
+        yield log_name(path), age
+
+
 def _age(path: Path) -> tuple[int, int, str]:
     found = _SUFFIX.search(path.name)
     if found is None or (found["number"] is None and found["date"] is None):
-        return (2, 0, "")
+        return (_NEWEST, 0, "")
     return (0, -int(found["number"]), "") if found["number"] is not None else (1, 0, found["date"])
 
 

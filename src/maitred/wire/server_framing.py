@@ -394,7 +394,7 @@ def _origin_form(target: bytes, method: bytes) -> bytes:
         url: Any = httptools.parse_url(target)  # Its types say bytes where it has None.
     except httptools.HttpParserInvalidURLError as error:
         raise FramingError(f"the target of the request is no path: {error}") from error
-    if b"#" in target or url.schema not in (b"http", b"https"):
+    if b"#" in target or (url.schema or b"").lower() not in (b"http", b"https"):
         raise FramingError("the target of the request is neither a path nor a URL without a fragment")
     path = url.path or b"/"
     return path + b"?" + url.query if url.query else path

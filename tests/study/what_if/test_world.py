@@ -167,6 +167,8 @@ def test_a_record_of_another_run_and_files_that_are_something_else_are_named(tmp
         read_recorded([log], [log])
     with pytest.raises(ConfigError, match="it is no decision log"):
         read_recorded([record], [record])
+    with pytest.raises(ConfigError, match="are the same file, or part of a log"):
+        read_recorded([log], [record, record.parent / "." / record.name])
     log, record = write_run(tmp_path, mixed_jobs(9), candidate())
     with pytest.raises(ConfigError, match="9 streamed answers are too few"):
         ReplayWorld.calibrated(read_recorded([log], [record]))

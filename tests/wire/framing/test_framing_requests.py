@@ -161,6 +161,10 @@ ACCEPTED = {
     "a request": (GET + HOST + b"\r\n", [HEAD, "end"]),
     "empty lines before it (2.2)": (b"\r\n\r\n" + GET + HOST + b"\r\n", [HEAD, "end"]),
     "a URL (3.2.2)": (b"GET http://b/x?y HTTP/1.1\r\n" + HOST + b"\r\n", [("GET", b"/x?y", [(b"host", b"a")]), "end"]),
+    "a URL with its scheme in capitals": (
+        b"GET HTTP://b/x HTTP/1.1\r\n" + HOST + b"\r\n",
+        [("GET", b"/x", [(b"host", b"a")]), "end"],
+    ),
     "a URL without a path": (b"GET http://b HTTP/1.1\r\n" + HOST + b"\r\n", [HEAD, "end"]),
     "an asterisk (3.2.4)": (b"OPTIONS * HTTP/1.1\r\n" + HOST + b"\r\n", [("OPTIONS", b"*", [(b"host", b"a")]), "end"]),
     "an empty Host": (GET + b"Host:\r\n\r\n", [("GET", b"/", [(b"host", b"")]), "end"]),

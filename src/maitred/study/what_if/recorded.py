@@ -30,6 +30,7 @@ from maitred.admission import ReleaseReason
 from maitred.core.errors import ConfigError, nearest_name_hint
 from maitred.core.request import PriorityClass
 from maitred.core.units import Micros, from_seconds
+from maitred.files.rotated import named_once
 from maitred.study.calibration.measurements import check_counts, is_recording, parse_number, read_rows
 from maitred.study.what_if.recorded_log import RulesInForce, Told, path_names, read_log
 from maitred.workload.formats.maitred import COMPLETED
@@ -112,7 +113,7 @@ def read_recorded(logs: Sequence[Path], records: Sequence[Path], model: str | No
     said = read_log(logs)
     rows: list[_Row] = []
     backends: dict[str, int] = {}
-    for path in records:
+    for path in named_once(records, "--record"):
         rows += _read_record(path, backends)
     if not rows:
         raise ConfigError("there are no requests in it", where=path_names(records))
