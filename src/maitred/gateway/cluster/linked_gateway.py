@@ -7,6 +7,7 @@ scheduler's.
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from typing import Any, Final
 
 import msgspec
@@ -14,6 +15,7 @@ import msgspec
 from maitred.gateway.access.page_access import Viewer
 from maitred.gateway.app import Gateway
 from maitred.gateway.cluster.cluster_views import GatewayView
+from maitred.gateway.routes import ROUTES
 from maitred.gateway.workers.notes import NoteKind, Rules
 from maitred.gateway.workers.worker import AskedPages, WorkerEndpoints
 from maitred.scheduler.interface import LinkNote, RemoteScheduler
@@ -47,11 +49,26 @@ class LinkedEndpoints(WorkerEndpoints):
         return await super().ask(asked, exchange, body, viewer)
 
 
-class LinkedGateway(Gateway):
+class AwaitingGateway(Gateway):
+    """A gateway that lets requests wait which come before its scheduler has told of the backends, as it does when the scheduler
+    is lost later."""
+
+    scheduler: RemoteScheduler
+
+    def __call__(self, exchange: Exchange) -> Coroutine[Any, Any, None]:
+        if not self.scheduler.fleet.is_told and exchange.path in ROUTES:
+            return self._answer_when_told(exchange)
+        return super().__call__(exchange)
+
+    async def _answer_when_told(self, exchange: Exchange) -> None:
+        await self.scheduler.wait_until_polled(self.scheduler.unlinked.patience_secs)
+        await super().__call__(exchange)
+
+
+class LinkedGateway(AwaitingGateway):
     """A gateway whose scheduler is a `RemoteScheduler`."""
 
     endpoints_class = LinkedEndpoints
-    scheduler: RemoteScheduler
 
     def __init__(self, *args: Any, **named: Any) -> None:
         """As `Gateway`."""

@@ -25,7 +25,7 @@ from maitred.core.units import Micros, to_seconds
 from maitred.gateway.access.page_access import Viewer
 from maitred.gateway.cluster.cluster_views import GatewayView, link_families
 from maitred.gateway.cluster.link_setup import link_name, link_secret, make_dialer
-from maitred.gateway.cluster.linked_gateway import ends_the_gateway, is_of_fleet
+from maitred.gateway.cluster.linked_gateway import AwaitingGateway, ends_the_gateway, is_of_fleet
 from maitred.gateway.observe.state import ClusterState, LinkedGatewayState
 from maitred.gateway.workers.notes import NoteKind, Rules
 from maitred.gateway.workers.parent import ParentGateway
@@ -79,7 +79,7 @@ class LinkedWorkerEndpoints(WorkerEndpoints):
         return await super().ask(asked, exchange, body, viewer)
 
 
-class LinkedWorker(WorkerGateway):
+class LinkedWorker(AwaitingGateway, WorkerGateway):
     """A worker whose scheduler is not its parent."""
 
     endpoints_class = LinkedWorkerEndpoints

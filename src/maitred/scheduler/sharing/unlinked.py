@@ -25,7 +25,7 @@ import msgspec
 from maitred.admission import Refusal, ReleaseReason
 from maitred.core.contracts import Router
 from maitred.core.request import PriorityClass
-from maitred.core.units import SECOND, Micros, from_seconds
+from maitred.core.units import SECOND, Micros, from_seconds, to_seconds
 from maitred.scheduler.backends.fleet_view import FleetView
 from maitred.scheduler.link.gateway_end import EndState
 from maitred.scheduler.link.gateway_request import GatewayRequest, GatewayRequestState
@@ -83,6 +83,11 @@ class Unlinked:
     def mode(self) -> str:
         """`linked`, `waiting`, `closed` or `share`."""
         return self.modes.mode
+
+    @property
+    def patience_secs(self) -> float:
+        """For how long a gateway that is linked to no scheduler lets all requests wait from now on."""
+        return max(0.0, to_seconds(self._unlinked_since + self._after - self._clock.now()))
 
     def start(self) -> None:
         """Act, inside this event loop."""
