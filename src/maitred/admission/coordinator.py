@@ -112,7 +112,8 @@ class PoolCoordinator:
         return min((due for pool in self._pools.by_name.values() if (due := pool.next_deadline()) is not None), default=NEVER)
 
     def _run_due_at(self, due: Micros) -> list[Decision]:
-        decisions, agenda = list[Decision](), self._agenda
+        decisions: list[Decision] = []
+        agenda = self._agenda
         for pool in self._pools.by_name.values():
             decisions += pool.advance(due)
             if agenda.is_open:

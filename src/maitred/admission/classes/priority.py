@@ -140,7 +140,7 @@ class AdmissionPriority:
         for head in starvation.starving_heads(now):
             if head is not next_waiter or self._promotes_next_waiter:
                 # It waits no longer for slots that its lane may not hold. What higher lanes reserve and do not use is idle.
-                head.slot_units = min(self.set_slot_units(head), self._slots.max_units(head.lane))
+                head.slot_units = min(self.set_slot_units(head), self._slots.max_units[head.lane])
                 return head
         # Not after a promotion: the promoted request is in its queue until the caller admits it, so nothing would change.
         starvation.update_earliest()
@@ -203,6 +203,8 @@ class AdmissionPriority:
         if self._by_request:
             units = 1 if ticket.sequences == 1 else max(1, min(ticket.sequences, self._slots.capacity))
         else:
-            units = max(1, min(ticket.cost, self._slots.max_units(ticket.lane)))
+            units, most = ticket.cost, self._slots.max_units[ticket.lane]
+            if not 0 < units <= most:
+                units = most if units > most else 1
         ticket.slot_units = units
         return units

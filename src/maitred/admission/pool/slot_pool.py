@@ -283,8 +283,7 @@ class SlotPool(ABC):
     def _reject(self, ticket: Ticket, reason: Reason, now: Micros, other: RequestId | None = None) -> Decision:
         ticket.transition(_REJECT)
         self._agenda.tickets.pop(ticket.id, None)  # A newcomer is not among them yet.
-        reserved = self._agenda.reserved.pop(ticket.id, None)
-        if reserved is not None:
+        if self._agenda.reserved and (reserved := self._agenda.reserved.pop(ticket.id, None)) is not None:
             reserved.give_back()
         counters = ticket.counters
         if reason is _QUEUE_TIMEOUT:

@@ -74,8 +74,8 @@ class Slots:
     """The units of one pool, reserved and in flight, per lane. Queues and time play no part here."""
 
     __slots__ = (
-        *("capacity", "desired", "floors", "headroom", "in_flight", "in_use", "lead", "reserved", "reserved_above", "run"),
-        "units_per_slot",
+        *("capacity", "desired", "floors", "headroom", "in_flight", "in_use", "lead", "max_units", "reserved"),
+        *("reserved_above", "run", "units_per_slot"),
     )
 
     def __init__(self) -> None:
@@ -96,6 +96,8 @@ class Slots:
         """Units that the engines run at once. What is beyond them and the lead is lent to all classes."""
         self.reserved_above = [0] * len(LANES)
         """Units that all higher lanes reserve together."""
+        self.max_units = [1] * len(LANES)
+        """Units that the lanes could ever take: all that higher lanes do not reserve; at least 1."""
         self.in_flight = [0] * len(LANES)
         """Units in flight."""
         self.in_use = 0
@@ -115,6 +117,7 @@ class Slots:
         floors = (lane.reserved_floor * self.units_per_slot for lane in rules.lanes)
         self.floors = [min(pair) for pair in zip(floors, self.reserved, strict=True)]
         self.reserved_above = [sum(self.reserved[lane + 1 :]) for lane in LANES]
+        self.max_units = [max(1, self.capacity - above) for above in self.reserved_above]
 
     @property
     def idle(self) -> int:
@@ -135,7 +138,7 @@ class Slots:
     def shortfall(self, lane: int, units: int) -> int:
         """Return how many units of lower lanes would have to leave before `lane` could take `units`; 0 or less if none. For
         more than the lane can ever have beside the reservations, these are no hindrance, but every such unit must be idle."""
-        return self.in_use + units - (self.ceiling(lane) if units <= self.max_units(lane) else self.capacity)
+        return self.in_use + units - (self.ceiling(lane) if units <= self.max_units[lane] else self.capacity)
 
     def held(self, lane: int) -> int:
         """Return the units that are held back from lower lanes for `lane`."""
@@ -143,10 +146,6 @@ class Slots:
         if unused <= 0:
             return 0
         return unused if unused <= self.headroom[lane] else max(self.headroom[lane], self.floors[lane] - self.in_flight[lane])
-
-    def max_units(self, lane: int) -> int:
-        """Return the units that `lane` could ever take: all that higher lanes do not reserve; at least 1."""
-        return max(1, self.capacity - self.reserved_above[lane])
 
     def units_beyond(self, units: int = 0) -> int:
         """Return how many units would be in use beyond what the engines run at once, with `units` more in flight; not positive

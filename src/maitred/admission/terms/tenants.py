@@ -82,11 +82,8 @@ class TenantAccount:
     def has_room(self, slots: int) -> bool:
         """Return whether it may hold so many further slots beside those that its preemptors are about to get. A request that
         needs more than the limit has room alone."""
-        limit = self.max_in_flight
-        if limit is None:
-            return True
         held = self.in_flight + self.awaiting_victims
-        return held + slots <= limit or not held
+        return self.max_in_flight is None or held + slots <= self.max_in_flight or not held
 
     def may_hold(self, slots: int) -> bool:
         """Return whether one of its preemptors may have these slots: not after a reload that has lowered its limit, say."""

@@ -86,10 +86,6 @@ class _TenantQueue:
         self.entry = 0
         """`number` if it has an entry in the heap, or 0 if it has none, because its tenant is at its limit."""
 
-    @property
-    def head(self) -> Ticket:
-        return next(iter(self.waiting.values()))
-
 
 class _ServingOrder(LazyHeap[tuple[int, int, _TenantQueue]]):
     """Tenant queues in the order in which they are served next. Equal keys go in the order in which they were placed."""
@@ -139,16 +135,18 @@ class _ServingOrder(LazyHeap[tuple[int, int, _TenantQueue]]):
         # A request that is tried again has a number below 0, and so goes before every virtual time.
         return queue.virtual_time if self._by_virtual_time and number > 0 else number
 
-    def first_within_limit(self) -> _TenantQueue | None:
-        """Return the queue that is served next, or None. Those before it lose their entries: their tenants are at the limit."""
+    def first_within_limit(self) -> Ticket | None:
+        """Return the first request of the queue that is served next, or None. Those before it lose their entries: their tenants
+        are at the limit."""
         heap = self._heap
         while heap:
             _, serial, queue = heap[0]
             if serial != queue.entry:
                 self._num_stale -= 1
-            elif queue.account is None or queue.account.has_room(next(iter(queue.waiting.values())).sequences):
-                return queue
             else:
+                head = next(iter(queue.waiting.values()))
+                if queue.account is None or queue.account.has_room(head.sequences):
+                    return head
                 # Its entry goes, or every look would pass it again; `put_back_tenant` gives the queue a new one.
                 queue.entry = 0
             heappop(heap)
@@ -225,12 +223,9 @@ class LaneQueue:
         if not entries:
             return None
         _, serial, queue = entries[0]
-        if serial == queue.entry:
-            head = next(iter(queue.waiting.values()))  # `queue.head`, without a call
-            if queue.account is None or queue.account.has_room(head.sequences):
-                return head
-        first = self._serving_order.first_within_limit()
-        return None if first is None else first.head
+        if serial == queue.entry and queue.account is None:
+            return next(iter(queue.waiting.values()))
+        return self._serving_order.first_within_limit()
 
     def holds_back(self, ticket: Ticket) -> bool:
         """Return whether a newcomer must not pass the requests of its tenant that wait, of which the first one is too large for
@@ -246,8 +241,9 @@ class LaneQueue:
             # cost that another tenant has just run up.
             if queue.virtual_time > self._virtual_time:  # noqa: PLR1730 - max() would cost as much as all of the rest
                 self._virtual_time = queue.virtual_time
-            queue.virtual_time += self._virtual_cost(ticket, max(1, ticket.cost))
-            ticket.charged, ticket.charged_in, ticket.charged_until = max(1, ticket.cost), self._period, queue.virtual_time
+            ticket.charged, ticket.charged_in = max(1, ticket.cost), self._period
+            queue.virtual_time += self._virtual_cost(ticket, ticket.charged)
+            ticket.charged_until = queue.virtual_time
         self._remove_from(queue, ticket)
 
     def settle(self, ticket: Ticket, tokens: int) -> None:
@@ -274,7 +270,7 @@ class LaneQueue:
         self._remove_from(self._tenant_queues[self._queue_name(ticket)], ticket)
 
     def _remove_from(self, queue: _TenantQueue, ticket: Ticket) -> None:
-        was_head = next(iter(queue.waiting.values())) is ticket  # `queue.head`, without a call
+        was_head = next(iter(queue.waiting.values())) is ticket
         del queue.waiting[ticket.id]
         self._count -= 1
         if self._waiting.pop(ticket.id, None) is None:
