@@ -15,7 +15,7 @@ with a minimum stay that is not over; reasoning ones among those that can be mar
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Collection
 from math import inf
 from typing import Any, TypeAlias
@@ -220,14 +220,18 @@ class BackendMemory:
             return
         # Only sums change and no order: pauses go by tokens, and not by what a program counts.
         total = 0.0
+        changes: dict[str, float] = defaultdict(float)
         share = self._estimator.share
         for heap in (self._settled, self._unsettled):
             for _, program in heap:
                 program.acting_share = share(now - program.acting_since, program.tools)
                 charge = _charge_of(program.acting_share, program.unshared_tokens)
-                self._note_held(program.key.tenant, charge - program.charge)
-                program.charge = charge
+                if charge != program.charge:
+                    changes[program.key.tenant] += charge - program.charge
+                    program.charge = charge
                 total += charge
+        for tenant, change in changes.items():
+            self._note_held(tenant, change)
         self.acting_charge = total
 
     def freed_by(self, program: Program) -> float:

@@ -66,7 +66,7 @@ class IdleContexts:
             if is_first:
                 self.clear()
             return
-        continued = self._context_of(tokens)
+        continued = self._context_of(tokens) if self._contexts else None
         if continued is not None:
             self._contexts.remove(continued)
             self.tokens -= continued.tokens
@@ -94,7 +94,7 @@ class IdleContexts:
 
     def evict(self, excess: float) -> None:
         """Count at least `excess` tokens less, if there are as many: those that ended first."""
-        if self._is_one:
+        if self._is_one or excess <= 0:
             return
         while excess > 0 and self._contexts:  # engines evict what was used longest ago
             number, tokens = self._contexts.pop(0)
@@ -105,8 +105,9 @@ class IdleContexts:
 
     def keep_last(self) -> None:
         """Forget all but the one that ended last: what is in memory is lost, and that one is expected to come back."""
-        del self._contexts[:-1]
-        self._add_up()
+        if len(self._contexts) > 1:
+            del self._contexts[:-1]
+            self._add_up()
 
     def clear(self) -> None:
         """Forget all of them."""

@@ -238,11 +238,12 @@ class ModelPool:
         time, fits there; none of a higher class than that."""
         # The estimator counts hardly anything of them: most likely they have ended without saying so, and nothing is lost.
         oldest = self._waits_too_long(0, now) if self._rules.bounds_waiting else None
-        best = self._with_most_room(self.open_backends)
+        best = None if oldest is None else self._with_most_room(self.open_backends)
         if oldest is None or best is None:
             return ()
         missing = oldest.tokens + self._buffer - self.room(best)
-        victims, freed = list[Program](), 0.0
+        victims: list[Program] = []
+        freed = 0.0
         for program in best.idle_programs(oldest.root.priority_class) if missing > 0 else ():
             if freed < missing:
                 victims.append(program)
@@ -255,7 +256,7 @@ class ModelPool:
         # A hold keeps what becomes free, and a tenant whose programs ask again at once lets nothing become free. A fixed share
         # for each tenant would lie idle while the tenant does.
         claimant = self._waits_too_long(self._patience, now)
-        best = self._with_most_room(self.open_backends)
+        best = None if claimant is None else self._with_most_room(self.open_backends)
         if claimant is None or best is None:
             return None
         need = claimant.tokens + self._buffer
@@ -291,7 +292,9 @@ class ModelPool:
         claim = self._claim(now)
         if claim is None:
             return ()
-        victims, given, missing = list[Program](), dict[str, float](), claim.missing
+        victims: list[Program] = []
+        given: dict[str, float] = {}
+        missing = claim.missing
         for program in claim.backend.acting_programs():
             tenant = program.key.tenant
             if missing > 0 and self._gives_way(program, claim, given.get(tenant, 0.0), now):

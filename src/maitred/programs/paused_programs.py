@@ -19,6 +19,7 @@ flavour `thunderagent` orders by tokens alone, equal programs by when they were 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from operator import itemgetter
 from typing import TypeAlias
@@ -43,7 +44,7 @@ class PausedPrograms:
         self._in_order: IndexedHeap[int, ResumeOrder, Program] = IndexedHeap()
         self._by_age: IndexedHeap[int, AgeOrder, Program] = IndexedHeap()
         """The programs with a request that waits: the highest class first, then the oldest request."""
-        self._by_age_of: dict[str, IndexedHeap[int, AgeOrder, Program]] = {}
+        self._by_age_of: defaultdict[str, IndexedHeap[int, AgeOrder, Program]] = defaultdict(IndexedHeap)
         """The same ones of each tenant that has some."""
         self._by_size: IndexedHeap[int, tuple[int, int], Program] = IndexedHeap()
         """All of them by tokens; equal ones in the order of creation."""
@@ -70,9 +71,9 @@ class PausedPrograms:
         self._in_order.push(program.serial, self.order(program), program)
         self._by_size.push(program.serial, (program.tokens, program.serial), program)
         if program.waiting:
-            self._by_age.push(program.serial, _age_order(program), program)
-            of_tenant = self._by_age_of.setdefault(program.key.tenant, IndexedHeap())
-            of_tenant.push(program.serial, _age_order(program), program)
+            order = _age_order(program)
+            self._by_age.push(program.serial, order, program)
+            self._by_age_of[program.key.tenant].push(program.serial, order, program)
         else:
             self._remove_age(program)
 
@@ -83,9 +84,8 @@ class PausedPrograms:
         self._remove_age(program)
 
     def _remove_age(self, program: Program) -> None:
-        self._by_age.remove(program.serial)
-        of_tenant = self._by_age_of.get(program.key.tenant)
-        if of_tenant is not None:
+        if self._by_age.remove(program.serial) is not None:
+            of_tenant = self._by_age_of[program.key.tenant]
             of_tenant.remove(program.serial)
             if not len(of_tenant):
                 del self._by_age_of[program.key.tenant]

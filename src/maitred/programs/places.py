@@ -131,7 +131,7 @@ class ProgramPlaces:
     def lose_place(self, program: Program, reason: ProgramReason, now: Micros) -> None:
         """Take the place of a program at a backend that is down or drained. In mode `default` it is placed anew with its next
         request."""
-        self.lost_kv_tokens += program.tokens if reason is ProgramReason.BACKEND_DOWN else 0
+        self.lost_kv_tokens += program.needed_tokens if reason is ProgramReason.BACKEND_DOWN else 0
         self.pause(program, reason, now)
 
     def resume(self, program: Program, backend: BackendMemory, reason: ProgramReason, now: Micros) -> None:

@@ -225,11 +225,10 @@ class Program:
         self.idle_contexts.evict(self.idle_contexts.tokens + sum(self.contexts.values()) - limit)
 
     def end_context(self, request_id: RequestId, tokens: int, limit: float, now: Micros) -> None:
-        """Note that a request under way has ended with `tokens`; `limit` as in `begin_context`."""
+        """Note that a request under way has ended with `tokens`; `limit` as in `begin_context`. The caller updates `tokens`."""
         del self.contexts[request_id]
         self.idle_contexts.evict(self.idle_contexts.tokens + sum(self.contexts.values()) + tokens - limit)
         self.idle_contexts.end_request(tokens)
-        self.tokens = self.needed_tokens
         if not self.is_busy:
             self.acting_since = now
 
