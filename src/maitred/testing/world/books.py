@@ -132,6 +132,7 @@ class Books:
 
     def _on_reconfigure(self, entry: Line) -> Iterator[str]:
         self._configure(entry)
+        self._turns.clear()  # All pools are made anew.
         for request in self._requests.values():
             request.waits_until = max(request.waits_until, self._timeout_of(request))
             if request.hold is not None:  # What it takes is computed anew.

@@ -114,6 +114,8 @@ class TurnBooks:
         """Forget a pool."""
         for lane in [lane for lane in self._shares if lane[0] == pool]:
             del self._shares[lane]
+        for band in [band for band in self._last_tenants if band[0] == pool]:
+            del self._last_tenants[band]
 
     def of(self, pool: str, priority_class: PriorityClass) -> LaneShares:
         """Return the shares of a class."""
