@@ -6,21 +6,20 @@ gateway. Its instants are milliseconds from the arrival of the request.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
 
-from maitred.admission.terms.enums import Reason
 from maitred.core.units import Micros
 
-_ADMITTED: Final[Mapping[str, str]] = {
+ADMITTED: Final[Mapping[str, str]] = {
     "slot_free": "a slot was free for its class",
     "lead_free": "it got a slot beyond what the engines run at once, and so the next place in one",
     "victim_gone": "its victim {other} had left, and the slot was kept for it",
     "starved": "it was promoted: it had waited longer than its class's starvation threshold",
 }
-_QUEUED: Final[Mapping[str, str]] = {
+QUEUED: Final[Mapping[str, str]] = {
     "no_capacity": "the pool has no slots: no backend is up",
     "no_slot": "every slot was held",
     "held_by_reservation": "a slot was idle, but a higher class has reserved it",
@@ -35,7 +34,7 @@ _QUEUED: Final[Mapping[str, str]] = {
     "taken_over": "it waited already when its gateway began with this scheduler",
     "lost_backend": "its backend failed it and took a slot along, and it is first in its class",
 }
-_REJECTED: Final[Mapping[str, str]] = {
+REJECTED: Final[Mapping[str, str]] = {
     "queue_full": "the queue of its class was full",
     "queue_timeout": "it had waited for the queue timeout of its class",
     "tenant_queue_full": "as many requests of its tenant waited as may",
@@ -147,17 +146,17 @@ class Story(msgspec.Struct):
 
 def admitted_in_words(reason: str, other: int | None) -> str:
     """Return why a request got a slot."""
-    return _ADMITTED.get(reason, reason).format(other=f"request {other}")
+    return ADMITTED.get(reason, reason).format(other=f"request {other}")
 
 
 def queued_in_words(reason: str, other: int | None, tenant: str) -> str:
     """Return why a request waits."""
-    return _QUEUED.get(reason, reason).format(other=f"request {other}", tenant=tenant or "(none)")
+    return QUEUED.get(reason, reason).format(other=f"request {other}", tenant=tenant or "(none)")
 
 
 def rejected_in_words(reason: str, other: int | None) -> str:
     """Return why a request was rejected."""
-    known = _REJECTED.get(reason)
+    known = REJECTED.get(reason)
     return known.format(other=f"request {other}") if known is not None else f"the admission policy refused it: {reason}"
 
 
@@ -288,9 +287,3 @@ def story_data(story: Story) -> dict[str, Any]:
         "events": [{"ms": ms(event.at), "kind": event.kind, "said": event.said, **event.facts} for event in story.events],
         "story": list(in_sentences(story)),
     }
-
-
-def unknown_reasons(reasons: Iterable[Reason]) -> list[str]:
-    """Return the reasons that have no words here. For tests."""
-    known = {*_ADMITTED, *_QUEUED, *_REJECTED}
-    return [str(reason) for reason in reasons if str(reason) not in known]

@@ -65,8 +65,6 @@ class ExtProcStream:
         """The request, when it is there whole."""
         self.subset: frozenset[str] | None = None
         """The endpoints among which alone may be picked, or None if any may."""
-        self.is_sent = False
-        """Whether Envoy was told a backend."""
         self._headers: Headers = []
         self._has_body = False
         self._has_trailers = False
@@ -182,7 +180,6 @@ class ExtProcStream:
 
     async def send_to(self, pick: Pick, own: Headers, body: bytes) -> None:
         """Have Envoy send the request, with this body, and with headers that are its `own` beside those of the pick."""
-        self.is_sent = True
         picked = self._picked
         if not self._has_body:
             await self._rpc.write(picked.in_headers(pick, own))

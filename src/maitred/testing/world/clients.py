@@ -108,11 +108,6 @@ class ClientConnection(asyncio.Protocol):
         self.is_open = False
         self.is_writable = asyncio.Event()
 
-    @property
-    def num_under_way(self) -> int:
-        """Requests that have no whole answer yet."""
-        return len(self._under_way)
-
     def send(self, sent: Sent, data: bytes) -> None:
         """Send a request."""
         stream = self.transport.connection.forth

@@ -70,8 +70,6 @@ class Simulation:
         self._stops_at_violation = stops_at_violation
         self.stage = Stage(scenario, folder, trace)
         self.stage.process.on_ended = self._on_ended
-        self.num_checks = 0
-        """How often the cores were checked."""
         self._num_lines = 0
 
     def run(self) -> Outcome:
@@ -136,5 +134,4 @@ class Simulation:
         num_lines = 0 if decisions is None else decisions.num_lines
         if num_lines != self._num_lines:
             self._num_lines = num_lines
-            self.num_checks += 1
             self.stage.ledger.violations.extend(invariants.check_now(self.stage))

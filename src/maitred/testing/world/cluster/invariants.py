@@ -92,7 +92,6 @@ class Checks:
 
     def __init__(self, stage: ClusterStage) -> None:
         self.stage = stage
-        self.num_checks = 0
         self.most_at_engines = 0
         self._num_runs = 0
 
@@ -100,7 +99,6 @@ class Checks:
         """Yield what does not hold."""
         watch = self.stage.watch
         if watch.speaking:
-            self.num_checks += 1
             speaking, watch.speaking = watch.speaking, set()
             yield from self._check_ends(speaking)
         if watch.granting:
