@@ -18,6 +18,7 @@ from maitred.scheduler.interface import Dialer, LinkAddress
 from maitred.scheduler.link.gateway_books import UNKNOWN_GATEWAY, GatewayId
 from maitred.scheduler.link_config import SchedulerConfig
 from maitred.scheduler.redis_clients import for_event_loops, open_redis
+from maitred.scheduler.sharing.dialer import FinderError
 from maitred.scheduler.sharing.elections.election import Candidate, ElectedAddresses, ElectionError, SoleScheduler, Term
 from maitred.scheduler.sharing.elections.elector import Elector
 from maitred.scheduler.sharing.elections.file_election import FileElection
@@ -216,6 +217,10 @@ def test_a_store_that_is_down_or_no_cluster_is_named_in_plain_words() -> None:
         election._client = store
         assert [str(each) for each in await finder.addresses()] == ["10.0.0.6:7070"]
         assert dialer.explain("it does not lead") == f"it does not lead, and {down}"
+        election._client = Store()
+        with pytest.raises(FinderError, match="no scheduler leads, as the store at redis://store has it"):
+            await finder.addresses()
+        election._client = store
         store.error = redis.RedisClusterException("Cluster mode is not enabled on this node")
         assert await words() == "the store at redis://store cannot be asked: Cluster mode is not enabled on this node"
 

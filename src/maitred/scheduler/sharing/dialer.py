@@ -33,8 +33,8 @@ class Finder(Protocol):
     """Why it names the scheduler that led when that could be found out last, or None if it leads."""
 
     async def addresses(self) -> Sequence[LinkAddress]:
-        """Return where the scheduler that leads may be; nothing if none leads. Raises FinderError if that cannot be found
-        out."""
+        """Return where the scheduler that leads may be, one address at least. Raises FinderError if none leads, or if that
+        cannot be found out."""
         ...
 
 
@@ -72,8 +72,6 @@ class Dialer:
         try:
             async with asyncio.timeout(_CONNECT_SECS):
                 addresses = await self._finder.addresses()
-                if not addresses:
-                    raise FinderError("no scheduler leads")
                 self.address = addresses[self._turn % len(addresses)]
                 await self._open(self.address, make_protocol)
         except OSError:

@@ -133,7 +133,7 @@ class ElectedAddresses(Finder):
             return self._last
         self.problem = None
         if leader is None:
-            return []
+            raise FinderError(f"no scheduler leads, as {self._election.where} has it")
         try:
             self._last = [LinkAddress.parse(leader.address)]
         except ValueError as error:
