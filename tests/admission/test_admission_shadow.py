@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
+from random import Random
 from typing import Any
 
 from admission_timeline import classes
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from test_admission_properties import Event, configs, drive, events
 
 from maitred.admission import Admission, AdmissionConfig, ReleaseReason, Ticket
@@ -42,6 +45,56 @@ def test_a_shadow_under_the_rules_in_force_never_disagrees(
     assert shadow.num_compared == sum(len(list(each.decisions)) for each in told)
 
 
+class LooksAwayAtTimes:
+    """A core beside which a shadow looks away after some events, and after others goes on from where the core is."""
+
+    def __init__(
+        self, config: AdmissionConfig, shadow: AdmissionConfig, happened: Sequence[Event], seed: int, *, is_same: bool
+    ) -> None:
+        self._told: list[Told] = []
+        self._log = TappedLog(None, self._told.append)
+        self._core, self.shadow = Admission(config, {"m": 2, "n": 1}, log=self._log), AdmissionShadow(shadow)
+        self._instants, self._draw = accumulate(span for *_, span in happened), Random(seed)
+        self.found: list[Disagreement] = []
+        self._is_same = is_same
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._core, name)
+
+    def check(self) -> None:
+        """Called after each event."""
+        self._core.check()
+        now = next(self._instants, 10**9)
+        self.found += followed(self._told, self.shadow, self._core.config if self._is_same else None)
+        self._told.clear()
+        if self._draw.random() < 0.3:
+            self._log.tap(is_tapped=not self._log.is_tapped)
+            if self._log.is_tapped:
+                if self._is_same:
+                    self.shadow.config = self._core.config
+                self.shadow.begin_from(self._core, now)
+                self.shadow._core.check()
+
+
+@given(configs(), configs(), events, st.integers(0, 99))
+@settings(max_examples=150, deadline=None)
+def test_a_shadow_under_the_rules_in_force_never_disagrees_wherever_it_looks_away(
+    config: AdmissionConfig, later: AdmissionConfig, happened: Sequence[Event], seed: int
+) -> None:
+    w = LooksAwayAtTimes(config, config, happened, seed, is_same=True)
+    drive(w, happened, later)  # type: ignore[arg-type]
+    assert w.found == []
+    assert w.shadow.lacks == ""
+
+
+@given(configs(), configs(), configs(), events, st.integers(0, 99))
+@settings(max_examples=100, deadline=None)
+def test_a_shadow_under_any_rules_keeps_its_books_wherever_it_looks_away(
+    config: AdmissionConfig, later: AdmissionConfig, other: AdmissionConfig, happened: Sequence[Event], seed: int
+) -> None:
+    drive(LooksAwayAtTimes(config, other, happened, seed, is_same=False), happened, later)  # type: ignore[arg-type]
+
+
 @given(configs(), configs(), configs(), events)
 @settings(max_examples=150, deadline=None)
 def test_a_shadow_under_any_rules_keeps_its_books(
@@ -51,21 +104,6 @@ def test_a_shadow_under_any_rules_keeps_its_books(
     drive(Admission(config, {"m": 2, "n": 1}, log=TappedLog(None, told.append)), happened, later)
     found = followed(told, AdmissionShadow(other))
     assert len({(each.request, each.kind) for each in found}) == len(found)
-
-
-@given(configs(), configs(), events)
-@settings(max_examples=60, deadline=None)
-def test_a_shadow_begins_anew_with_what_is_here(
-    config: AdmissionConfig, other: AdmissionConfig, happened: Sequence[Event]
-) -> None:
-    told: list[Told] = []
-    drive(Admission(config, {"m": 2, "n": 1}, log=TappedLog(None, told.append)), happened, config)
-    shadow, half = AdmissionShadow(other), len(told) // 2
-    for each in told[:half]:
-        shadow.note(each.given, list(each.decisions))  # type: ignore[arg-type]
-    shadow.rebase(told[half].given.at if half < len(told) else 0)
-    shadow._core.check()
-    followed(told[half:], shadow)
 
 
 class World:

@@ -21,7 +21,7 @@ from world import (
     world,
 )
 
-from maitred.admission import AdmissionPolicy
+from maitred.admission import Admission, AdmissionPolicy
 from maitred.admission.pool_directory import PoolDirectory
 from maitred.core.contracts import Choice, FleetView
 from maitred.core.request import Request
@@ -101,7 +101,8 @@ def test_a_shadow_under_the_rules_in_force_agrees_with_them_through_preemptions_
     assert page["compared"]["admission"] > 60
     assert page["compared"]["programs"] > 20
     assert page["not_compared"] == {}
-    assert page["skipped_inputs"] == 0
+    assert "routing" not in page["compared"]  # The same router would choose the same.
+    assert page["skipped_requests"] == 0
 
 
 def test_other_rules_are_told_by_kind() -> None:
@@ -205,25 +206,38 @@ def test_a_shadow_that_raises_is_switched_off_and_nothing_else_comes_of_it(caplo
     assert sum("is switched off" in each.message for each in caplog.records) == 1
 
 
-def test_where_a_tenth_is_not_enough_it_sees_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("log", [None, "/dev/null"])
+def test_where_a_tenth_is_not_enough_it_sees_samples(monkeypatch: pytest.MonkeyPatch, log: str | None) -> None:
+    """And while it does not look, cores make nothing for it; under the rules in force it agrees afterwards, too."""
     monkeypatch.setattr(following, "MAX_PILED", 10)
+    in_force: dict[str, Any] = {"admission": PREEMPTING, "programs": {}, "decision_log": log}
 
-    async def scenario() -> dict[str, Any]:
-        async with world(Backend(slowly), slots=2, admission=PREEMPTING, shadow=rules(**PREEMPTING)) as w:
+    async def scenario() -> tuple[dict[str, Any], int]:
+        async with world(Backend(slowly), slots=2, shadow=rules("random", {}, **PREEMPTING), **in_force) as w:
             shadow = w.gateway.shadow
             assert shadow is not None
             shadow._saved_secs = -1.0  # All is spent, and the clock of this world counts no CPU time.
             await load(w)
-            assert shadow.num_skipped > 10
+            piled, skipped = len(shadow._piled), shadow.num_skipped
+            await load(w)
+            assert len(shadow._piled) == piled
+            assert shadow.num_skipped == skipped + 24
+            assert isinstance(shadow.log.cores["admission"], Admission)
+            assert (shadow.log.cores["admission"]._recorder is None) == (log is None)
             shadow._saved_secs = 1.0
+            await asyncio.sleep(0.2)
+            before = shadow.num_skipped
             await load(w)
             await asyncio.sleep(1)
-            return await shadow_page(w)
+            return await shadow_page(w), before
 
-    page = run(scenario())
+    page, skipped = run(scenario())
     assert page["active"], page["problem"]
-    assert page["skipped_inputs"] > 10
-    assert page["compared"]["admission"] > 20
+    assert page["skipped_requests"] == skipped > 24
+    assert page["compared"]["admission"] > 40
+    assert page["compared"]["programs"] > 20
+    assert {kind for kind, count in page["disagreements"].items() if count} <= {"instance"}
+    assert page["not_compared"] == {}
 
 
 def test_without_a_shadow_there_is_nothing_to_tell() -> None:

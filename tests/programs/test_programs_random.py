@@ -7,8 +7,10 @@ import pytest
 from naive_programs_core import NaiveCore
 
 from maitred.core.request import PriorityClass
+from maitred.core.tapped_log import TappedLog
 from maitred.core.units import MILLISECOND, SECOND
 from maitred.programs import BackendStatus, ProgramAction, ProgramRequest, Programs, ProgramsConfig, Usage
+from maitred.shadow.programs import ProgramsShadow
 
 TENANTS = "aaab"
 NAMES = "pqrstuvw"
@@ -17,7 +19,7 @@ NAMES = "pqrstuvw"
 class Driver:
     """A driver with random intentions, and what it knows of its requests from decisions alone."""
 
-    def __init__(self, seed):
+    def __init__(self, seed, log=None):
         self.rng = rng = random.Random(seed)
         config = ProgramsConfig(
             mode=rng.choice(["tr", "tr", "tr", "tr", "default"]),
@@ -32,7 +34,7 @@ class Driver:
             max_programs=rng.choice([5, 1000, 1000]),
             max_waiting=rng.choice([3, 1000]),
         )
-        self.core, self.naive = Programs(config), NaiveCore(config)
+        self.core, self.naive = Programs(config, log=log), NaiveCore(config)
         self.now = 0
         self.waiting, self.under_way = set(), set()
         self.num_requests = 0
@@ -111,15 +113,36 @@ class Driver:
     def advance(self):
         self.both("advance")
 
+    def step(self):
+        self.now += self.rng.choice([0, MILLISECOND, 200 * MILLISECOND, SECOND, 3 * SECOND])
+        inputs = [self.begin, self.end, self.leave, self.progress, self.move, self.release, self.change_backend, self.advance]
+        self.rng.choices(inputs, weights=[30, 30, 2, 2, 1, 1, 1, 4])[0]()
+        self.core.check()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_shadow_under_the_rules_in_force_never_disagrees_wherever_it_looks_away(seed):
+    told, rng = [], random.Random(seed)
+    log = TappedLog(None, told.append)
+    driver = Driver(seed, log)
+    shadow = ProgramsShadow(driver.core.config)
+    for _ in range(200):
+        driver.step()
+        assert [found for each in told for found in shadow.take(each.given, list(each.decisions))] == []
+        told.clear()
+        if rng.random() < 0.2:
+            log.tap(is_tapped=not log.is_tapped)
+            if log.is_tapped:
+                shadow.begin_from(driver.core, driver.now)
+                shadow._core.check()
+    assert shadow.num_compared > 20
+
 
 @pytest.mark.parametrize("seed", range(25))
 def test_the_books_balance_and_decisions_say_where_every_request_is(seed):
     driver = Driver(seed)
-    inputs = [driver.begin, driver.end, driver.leave, driver.progress, driver.move, driver.release, driver.change_backend]
     for _ in range(200):
-        driver.now += driver.rng.choice([0, MILLISECOND, 200 * MILLISECOND, SECOND, 3 * SECOND])
-        driver.rng.choices([*inputs, driver.advance], weights=[30, 30, 2, 2, 1, 1, 1, 4])[0]()
-        driver.core.check()
+        driver.step()
         assert {request for program in driver.core.programs for request in program.waiting} == driver.waiting
         assert {request for program in driver.core.programs for request in program.contexts} == driver.under_way
         assert [b.used for b in driver.core.backends] == [driver.naive.used(m) for m in driver.naive.memories]

@@ -54,6 +54,29 @@ def enlist(
         ticket.sequence_number = sequence_numbers.next_back()
 
 
+def taken_over(ticket: Ticket) -> Ticket:
+    """Return a request of another core as one that may be taken over: a victim has its slot still, and a preemptor waits."""
+    t, state = ticket, ticket.state
+    other = Ticket(
+        *(
+            t.id,
+            t.pool,
+            t.priority_class,
+            t.tenant,
+            t.cost,
+            t.prompt_tokens,
+            t.slo_priority,
+            t.slo_target,
+            t.sequences,
+            t.client_id,
+        )
+    )
+    other.state = {TicketState.VICTIM: TicketState.ADMITTED, TicketState.AWAITING: TicketState.QUEUED}.get(state, state)
+    other.submitted_at, other.admitted_at, other.sequence_number = t.submitted_at, t.admitted_at, t.sequence_number
+    other.promoted, other.retried, other.stranded = t.promoted, t.retried, t.stranded
+    return other
+
+
 def _by_submission(ticket: Ticket) -> tuple[int, RequestId]:
     return ticket.submitted_at, ticket.id
 

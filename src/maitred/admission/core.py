@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from maitred.admission import inputs
-from maitred.admission.adoption import enlist
+from maitred.admission.adoption import enlist, taken_over
 from maitred.admission.coordinator import PoolCoordinator
 from maitred.admission.gates.gates import Gates
 from maitred.admission.gates.policy_gate import Refusal
@@ -48,6 +48,7 @@ from maitred.admission.terms.rules import make_accounts
 from maitred.admission.terms.tenants import TenantAccount
 from maitred.admission.terms.ticket import SLOT_HOLDING_STATES, Ticket, TicketEvent, TicketState, TransitionError
 from maitred.core.contracts import FleetLoad
+from maitred.core.copying import copied
 from maitred.core.decisions import Decision, DecisionLog, Input, Recorder
 from maitred.core.errors import InvariantError
 from maitred.core.request import PriorityClass, Request, RequestId
@@ -79,31 +80,63 @@ class Admission:
         self._recorder: Recorder | None = None
         self._own_recorder: Recorder | None = None
         """That of its log, also while somebody watches."""
+        self._used_recorder: Recorder | None = None
+        """That of its log while the log is told."""
+        self._watch: Callable[[Input, Sequence[Decision]], object] | None = None
+        self.looks = load_probe
+        """Whom it asks for loads."""
         if log is None:
             self._pools = PoolDirectory(load_probe, self._agenda)
         else:
-            self.looks = inputs.LoggedLooks(load_probe, log)
-            self._pools = PoolDirectory(self.looks, self._agenda)
+            self.looks = load_probe = inputs.LoggedLooks(load_probe, log)
+            self._pools = PoolDirectory(load_probe, self._agenda)
             changes = HeadroomWatch(self._pools.headroom).changes if log.keeps_changes else None
             self._recorder = Recorder(log, inputs.ROOM_NAME, inputs.Open(now, config, dict(pools)), changes)
-            self._own_recorder = self._recorder
+            self._own_recorder = self._used_recorder = self._recorder
         # Every input looks these up. The directory changes both dicts in place, so the references stay valid.
         self._pool_of_model, self._counters_of_model = self._pools.by_model, self._pools.counters
         self._tickets = self._agenda.tickets
         self._coordinator = PoolCoordinator(self._pools, self._agenda)
         self.reads_load = False
         """Whether `submit` reads `load`."""
-        self._gates, self._has_gates = Gates(config, self._agenda.reserved, lambda: self._pools.total_slots), False
+        self._gates, self._has_gates = Gates(config, self._agenda.reserved, self._pools.count_slots), False
         self.limits = self._gates.limits
         self._use(config)
         for model, capacity in pools.items():
             _check_capacity(capacity)
             self._pools.resize(model, capacity, NO_LEAD)
+        if log is not None:
+            log.note_core(inputs.ROOM_NAME, self)
+
+    def use_log(self, *, is_used: bool) -> None:
+        """Tell the log each input from now on, or none, as without a log."""
+        self._used_recorder = self._own_recorder if is_used else None
+        self.watch(self._watch)
+
+    def copy(self, load_probe: LoadProbe) -> Admission:
+        """Return a core in the same state that asks `load_probe` for loads, and has no log. Raises CannotCopyError."""
+        own = (self._recorder, self._own_recorder, self._used_recorder, self._watch)
+        kept = [(each, None) for each in own if each is not None]
+        return copied(self, [*kept, (self.looks, load_probe), (self.config, self.config)])
+
+    def copy_requests(self, load_probe: LoadProbe, now: Micros) -> Admission:
+        """Return a core with the same rules, slots and requests, which remembers nothing else: where `copy` raises."""
+        core = Admission(self.config, {}, load_probe, None, now)
+        for model, capacity, lead in self._pools.capacities():
+            core.resize(model, capacity, now, lead)
+        core.adopt([taken_over(ticket) for ticket in self._tickets.values()], now)
+        return core
+
+    @property
+    def tickets(self) -> Mapping[RequestId, Ticket]:
+        """The requests that wait or hold slots."""
+        return self._tickets
 
     def watch(self, watch: Callable[[Input, Sequence[Decision]], object] | None) -> None:
         """Tell `watch` each input from now on that raises nothing, with what was decided; None: nobody any more. Loads that are
         read are in the log alone."""
-        self._recorder = self._own_recorder if watch is None else WatchedRecorder(self._own_recorder, watch)
+        self._watch = watch
+        self._recorder = self._used_recorder if watch is None else WatchedRecorder(self._used_recorder, watch)
 
     def make_ticket(self, request: Request, cost: int, pool: str | None = None) -> Ticket:
         """Return the ticket of a request, for `submit`. `cost` is in tokens: of the prompt, and of the answer if known. `pool`

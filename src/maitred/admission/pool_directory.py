@@ -54,9 +54,12 @@ class PoolDirectory:
         self._make_pool: Callable[[str], SlotPool]
         """Creates a pool, by its name."""
 
-    @property
-    def total_slots(self) -> int:
-        """Slots of all models together."""
+    def capacities(self) -> list[tuple[str, int, Lead]]:
+        """Return the slots of each model."""
+        return [(model, slots, self._leads[model]) for model, slots in self._capacities.items()]
+
+    def count_slots(self) -> int:
+        """Return the slots of all models together."""
         return sum(self._capacities.values())
 
     def reconfigure(self, config: AdmissionConfig, tickets: Iterable[Ticket]) -> None:

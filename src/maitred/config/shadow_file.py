@@ -39,7 +39,7 @@ def shadow_problems(config: Config) -> Sequence[ConfigError]:
             found = _sources(config.gateway.shadow).problems()
         problems = [problem.at(_in_shadow(problem.where)) for problem in found]
         if not problems and (rules := read_shadow(config)) is not None:
-            Shadow(rules)  # what its parts find out only together
+            Shadow(rules, config.routing)  # what its parts find out only together
     except ConfigError as error:
         return [error]
     return problems

@@ -143,6 +143,8 @@ class DecisionLog:
     `write` receives each line as bytes with its newline.
     """
 
+    is_written: bool = True
+    """Whether lines are made of what it is told."""
     is_narrated: bool = False
     """Whether it wants to know scores (`tell_scores`)."""
     takes_notes: bool = True
@@ -155,6 +157,9 @@ class DecisionLog:
         self._has_version = False
         self.num_lines = 0
         """Lines that were written."""
+
+    def note_core(self, room: str, core: Any) -> None:
+        """Note the core of a room that writes here from now on: for who takes a copy of it (`core.tapped_log`)."""
 
     def log_input(self, room: str, given: Input, raised: str | None = None) -> None:
         """Log that a core of `room` got an input, and the class of what it raised, if it did."""

@@ -125,7 +125,7 @@ class Gateway(App):
         self._key_watch = SourceWatch(self._key_sources)
         self._outputs = self.outputs_class(config, self._clock, log_output)
         decisions = self._outputs.decisions
-        self.shadow = None if shadow is None else ShadowFollower(shadow, self._clock, decisions)
+        self.shadow = None if shadow is None else ShadowFollower(shadow, settings.routing, self._clock, decisions)
         """What lets a shadow decide beside, or None."""
         self.decisions = decisions if self.shadow is None else self.shadow.log
         """Every input and decision of the cores, or None if nobody follows them."""

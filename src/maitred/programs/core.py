@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
+from maitred.core.copying import copied
 from maitred.core.decisions import DecisionLog, Recorder
 from maitred.core.errors import InvariantError
 from maitred.core.request import RequestId
@@ -54,7 +55,8 @@ class Programs:
     def __init__(self, config: ProgramsConfig, now: Micros = 0, log: DecisionLog | None = None) -> None:
         """`log` gets the inputs and the decisions."""
         self.config = config
-        self._recorder = None if log is None else Recorder(log, inputs.ROOM_NAME, inputs.Open(now, config))
+        self._own_recorder = None if log is None else Recorder(log, inputs.ROOM_NAME, inputs.Open(now, config))
+        self._recorder = self._own_recorder
         self._last_tick = now
         self._has_ticks, self._interval = config.mode == "tr", config.interval
         self._tokens = TokenEstimator(is_limited=config.rules.limits_reports)
@@ -64,6 +66,17 @@ class Programs:
         self._backends = self._places.backends
         self._departures = Departures(config, self._places, self._table, self._agenda)
         self._passes = Passes(config.rules, self._places, self._departures, self._agenda)
+        if log is not None:
+            log.note_core(inputs.ROOM_NAME, self)
+
+    def use_log(self, *, is_used: bool) -> None:
+        """Tell the log each input from now on, or none, as without a log."""
+        self._recorder = self._own_recorder if is_used else None
+
+    def copy(self) -> Programs:
+        """Return a core in the same state, without a log. Raises CannotCopyError."""
+        kept = [] if self._own_recorder is None else [(self._own_recorder, None)]
+        return copied(self, [*kept, (self.config, self.config)])
 
     def apply(self, given: inputs.ProgramsInput) -> Sequence[ProgramDecision]:
         """Take an input, and answer as the method does that it is named after."""

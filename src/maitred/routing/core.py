@@ -1,4 +1,4 @@
-"""RecordedRouter: a router that writes its inputs and its choices to a decision log.
+"""RecordedRouter: a router that writes its inputs and its choices to a decision log. FollowedRouter: one that tells them.
 
 A router reads what its driver owns: views of instances that change between two choices, the keys of a prompt. So that a log of
 it can be run again, the router behind sees none of these, but what a line says of them (`inputs`). What was logged is therefore
@@ -16,9 +16,11 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any, Final
 
+import msgspec
+
 from maitred.core.contracts import Choice, FleetView, InstanceView, Router
 from maitred.core.decisions import DecisionLog, Recorder
-from maitred.core.request import Request
+from maitred.core.request import Request, RequestId
 from maitred.core.units import Micros
 from maitred.routing.base import signals_read
 from maitred.routing.config import RoutingConfig
@@ -31,6 +33,7 @@ from maitred.routing.inputs import (
     RoutingDecision,
     RoutingInput,
     SeenInstance,
+    SeenPrefix,
     fields_of,
     request_of,
 )
@@ -43,9 +46,11 @@ _MAX_FLEETS: Final = 1024
 def open_router(
     config: RoutingConfig, seed: int | str, log: DecisionLog | None = None, now: Micros = 0, name: str = ""
 ) -> Router:
-    """Return a new router that draws by `seed`; with `log`, one that writes it, under its `name` if there are several. Raises
+    """Return a new router that draws by `seed`; with `log`, one that tells it, under its `name` if there are several. Raises
     ConfigError for an unknown policy."""
-    return config.router(Random(seed)) if log is None else RecordedRouter(Open(now, name, config, seed), log)
+    if log is None:
+        return config.router(Random(seed))
+    return (RecordedRouter if log.is_written else FollowedRouter)(Open(now, name, config, seed), log)
 
 
 class RememberedScores:
@@ -95,16 +100,14 @@ class RecordedRouter(Router):
         self._log = log
         self._scores = RememberedScores(self._router) if log.is_narrated and isinstance(self._router, WeightedRouter) else None
         self._recorder = Recorder(log, ROOM_NAME, opening)
-        self._numbers: OrderedDict[int, tuple[int, FleetView]] = OrderedDict()
-        """The numbers of the fleets that drivers showed, by identity, the one shown longest ago first."""
-        self._num_fleets = 0
+        self._numbers = FleetNumbers()
         self._shown: OrderedDict[int, list[SeenInstance]] = OrderedDict()
         """What the router is shown, by number, the one shown longest ago first."""
 
     def choose(self, request: Request, fleet: FleetView, now: Micros) -> Choice:
         instances = [SeenInstance.of(view, request, self.signals) for view in fleet]
         prefix = None if request.prefix is None else AskedKeys(request.prefix)
-        given = Choose(now, self._name, fields_of(request), self._number_of(fleet), instances, prefix)
+        given = Choose(now, self._name, fields_of(request), self._numbers.of(fleet), instances, prefix)
         (chosen,) = self.apply(given)
         return Choice(chosen.instance, chosen.reason)
 
@@ -134,7 +137,59 @@ class RecordedRouter(Router):
         """Tell the router of the end of a request."""
         self._router.on_request_end(request_of(given.request), given.instance, given.at)
 
-    def _number_of(self, fleet: FleetView) -> int:
+
+class FollowedRouter(Router):
+    """The router that `opening` configures, of which a log that is not written is told.
+
+    It chooses among what its driver shows it, as without a log: what it has read need not be said in a line. While the log is
+    not used there is no call in between.
+    """
+
+    def __init__(self, opening: Open, log: DecisionLog) -> None:
+        self._name = opening.router
+        self._router = router = opening.config.router(Random(opening.seed))
+        self.signals = signals_read(router)
+        self._recorder = Recorder(log, ROOM_NAME, opening)
+        self._numbers = FleetNumbers()
+        self.use_log(is_used=True)
+        log.note_core(ROOM_NAME, self)
+
+    def use_log(self, *, is_used: bool) -> None:
+        """Tell the log each input from now on, or none."""
+        self.choose = self._choose_and_tell if is_used else self._router.choose  # type: ignore[method-assign]
+        self.on_request_end = self._end_and_tell if is_used else self._router.on_request_end  # type: ignore[method-assign]
+
+    def choose(self, request: Request, fleet: FleetView, now: Micros) -> Choice:
+        """Replaced by `use_log`."""
+        raise NotImplementedError
+
+    def on_request_end(self, request: Request, instance: int, now: Micros) -> None:
+        """Replaced by `use_log`."""
+
+    def _choose_and_tell(self, request: Request, fleet: FleetView, now: Micros) -> Choice:
+        instances = [SeenInstance.of(view, request, self.signals) for view in fleet]
+        asked, prefix = request, None
+        if request.prefix is not None:
+            prefix = AskedKeys(request.prefix)
+            asked = msgspec.structs.replace(request, prefix=SeenPrefix(prefix))
+        given = Choose(now, self._name, fields_of(request), self._numbers.of(fleet), instances, prefix)
+        (chosen,) = self._recorder.record(given, lambda: [_decision(request.id, self._router.choose(asked, fleet, now), now)])
+        return Choice(chosen.instance, chosen.reason)
+
+    def _end_and_tell(self, request: Request, instance: int, now: Micros) -> None:
+        self._router.on_request_end(request, instance, now)
+        self._recorder.record(RequestEnd(now, self._name, fields_of(request), instance), tuple)
+
+
+class FleetNumbers:
+    """The numbers of the fleets that drivers show, the last `_MAX_FLEETS`."""
+
+    def __init__(self) -> None:
+        self._numbers: OrderedDict[int, tuple[int, FleetView]] = OrderedDict()
+        """By identity, the one shown longest ago first."""
+        self._num_fleets = 0
+
+    def of(self, fleet: FleetView) -> int:
         """Return the number of a fleet. The fleet is kept with it, so that no other object gets its identity meanwhile."""
         known = self._numbers.get(id(fleet))
         if known is None:
@@ -145,3 +200,7 @@ class RecordedRouter(Router):
         else:
             self._numbers.move_to_end(id(fleet))
         return known[0]
+
+
+def _decision(request: RequestId, chosen: Choice, now: Micros) -> RoutingDecision:
+    return RoutingDecision(now, request, chosen.instance, chosen.reason)

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 
 from maitred.admission import Action, Admission, AdmissionConfig, ReleaseReason, Ticket, TicketState
-from maitred.admission.adoption import ADOPTABLE
 from maitred.admission.inputs import (
     EMPTY_LOAD,
     AdmissionInput,
@@ -29,8 +28,8 @@ from maitred.admission.inputs import (
     Strand,
     Submit,
 )
-from maitred.admission.terms.lead import Lead
 from maitred.core.contracts import FleetLoad
+from maitred.core.copying import CannotCopyError
 from maitred.core.decisions import Decision
 from maitred.core.request import RequestId
 from maitred.core.units import Micros
@@ -58,13 +57,12 @@ _OF_TICKET = {
 class _Request:
     """A request that is here, in force and in the shadow."""
 
-    __slots__ = ("admitted_at", "is_streaming", "is_victim", "real", "submit", "ticket", "told")
+    __slots__ = ("is_victim", "real", "ticket", "told")
 
-    def __init__(self, submit: Submit, ticket: Ticket, real: State) -> None:
-        self.submit, self.ticket, self.real = submit, ticket, real
-        self.is_streaming = self.is_victim = False
+    def __init__(self, ticket: Ticket, real: State) -> None:
+        self.ticket, self.real = ticket, real
+        self.is_victim = ticket.state is TicketState.VICTIM
         """In force."""
-        self.admitted_at: Micros = submit.at
         self.told: set[ShadowKind] = set()
 
     @property
@@ -81,16 +79,16 @@ class AdmissionShadow:
         """What the shadow goes by, from its next `Open` or `Reconfigure` on."""
         self._core = Admission(config, {}, self._load)
         self._requests: dict[RequestId, _Request] = {}
-        self._slots: dict[str, Resize] = {}
         self._looks: dict[str, list[FleetLoad]] = {}
-        self._knows_loads = True
+        self._knows_loads, self._forgets = True, ""
         self.num_compared = 0
         """Decisions in force that were compared."""
 
     @property
     def lacks(self) -> str:
         """What the shadow would read and the core in force does not, so that its decisions mean less; empty: nothing."""
-        return "" if self._knows_loads or not self._core.reads_load else "the load of backends"
+        load = "" if self._knows_loads or not self._core.reads_load else "the load of backends"
+        return ", ".join(filter(None, (load, self._forgets)))
 
     def take(self, given: AdmissionInput, decisions: Sequence[Decision]) -> list[Disagreement]:
         """Tell the shadow an input that the core in force has taken with these decisions."""
@@ -117,38 +115,22 @@ class AdmissionShadow:
         found += self._compare(given.at, (), followed, set())
         return found
 
-    def rebase(self, at: Micros) -> None:
-        """Begin anew with what is here in force: after inputs that the shadow was not told of, only `note` was."""
-        self._core = Admission(self.config, {}, self._load, None, at)
+    def begin_from(self, real: Admission, at: Micros) -> None:
+        """Go on from the state of the core in force, after inputs that the shadow was not told of. Where the rules differ,
+        those of the shadow hold from now on. Raises what a plug-in raises."""
         self._looks.clear()
-        for resize in self._slots.values():
-            self._core.resize(resize.pool, resize.capacity, at, Lead(resize.lead, resize.lent))
-        adopted = [self._adopted(each) for each in self._requests.values() if each.submit.pool in self._slots]
-        self._core.adopt([ticket for ticket in adopted if ticket.state in ADOPTABLE], at)
-
-    def note(self, given: AdmissionInput, decisions: Sequence[Decision]) -> None:
-        """Take note of what is here in force, and leave the shadow as it is, until `rebase`."""
-        if isinstance(given, Open):
-            self._open(given)
-        elif not isinstance(given, Look):
-            self._note_real(given, decisions)
-            gone = [each.subject for each in decisions if each.action is Action.REJECT]
-            if isinstance(given, Release) and self._has_left(given, decisions):
-                gone.append(given.id)
-            for request in gone:
-                self._requests.pop(request, None)
-
-    def _adopted(self, request: _Request) -> Ticket:
-        ticket = request.ticket = request.submit.ticket()
-        running = TicketState.STREAMING if request.is_streaming else TicketState.ADMITTED
-        ticket.state = running if request.real is State.RUNNING else TicketState.QUEUED
-        ticket.submitted_at, ticket.admitted_at = request.submit.at, request.admitted_at
-        return ticket
+        try:
+            self._core, self._forgets = real.copy(self._load), ""
+        except CannotCopyError as error:
+            self._core, self._forgets = real.copy_requests(self._load, at), f"what was counted earlier ({error})"
+        tickets = self._core.tickets.values()
+        self._requests = {ticket.id: _Request(ticket, _OF_TICKET[ticket.state]) for ticket in tickets}
+        if self._core.config != self.config:
+            self._yield_victims(self._core.reconfigure(self.config, at), at)
 
     def _open(self, given: Open) -> None:
         self._core = Admission(self.config, given.pools, self._load, None, given.at)
         self._requests.clear()
-        self._slots = {pool: Resize(given.at, pool, slots) for pool, slots in given.pools.items()}
 
     def _load(self, pool: str, now: Micros) -> FleetLoad:
         """Return what the core in force has read of a pool within this input, or nothing if it has not looked."""
@@ -162,18 +144,12 @@ class AdmissionShadow:
         """Take note of what holds in force. Return the requests that it has preempted."""
         match given:
             case Submit():
-                self._requests[given.id] = _Request(given, given.ticket(), State.WAITING)
-            case FirstByte() if given.id in self._requests:
-                self._requests[given.id].is_streaming = True
+                self._requests[given.id] = _Request(given.ticket(), State.WAITING)
             case Decline() if given.id in self._requests:
                 self._requests[given.id].is_victim = False
             case Adopt():
                 for adopted in given.requests:
                     self._note_adopted(adopted)
-            case Resize():
-                self._slots[given.pool] = given
-            case Forget():
-                self._slots.pop(given.pool, None)
             case _:
                 pass
         return self._note_decisions(decisions)
@@ -186,7 +162,7 @@ class AdmissionShadow:
                 continue
             match decision.action:
                 case Action.ADMIT:
-                    request.real, request.admitted_at = State.RUNNING, decision.at
+                    request.real = State.RUNNING
                 case Action.QUEUE:
                     request.real, request.is_victim = State.WAITING, False
                 case Action.REJECT:
@@ -202,9 +178,7 @@ class AdmissionShadow:
         ticket = adopted.submit.ticket()
         ticket.state, ticket.submitted_at = TicketState[adopted.state.upper()], adopted.submit.at
         ticket.admitted_at = adopted.admitted_at
-        request = _Request(adopted.submit, ticket, _OF_TICKET[ticket.state])
-        request.is_streaming, request.admitted_at = ticket.state is TicketState.STREAMING, adopted.admitted_at
-        self._requests[adopted.submit.id] = request
+        self._requests[adopted.submit.id] = _Request(ticket, _OF_TICKET[ticket.state])
 
     def _apply(self, given: AdmissionInput, decisions: Sequence[Decision]) -> Sequence[Decision]:
         """Tell the shadow's core what it can be told, and return its decisions."""
@@ -290,9 +264,9 @@ class AdmissionShadow:
         if kind in request.told:
             return
         request.told.add(kind)
-        submit = request.submit
-        real, shadow = _said(submit.id, decisions, request.real), _said(submit.id, took, request.shadow)
-        yield Disagreement(kind, at, submit.id, submit.client_id, submit.tenant, submit.pool, real, shadow)
+        ticket = request.ticket
+        real, shadow = _said(ticket.id, decisions, request.real), _said(ticket.id, took, request.shadow)
+        yield Disagreement(kind, at, ticket.id, ticket.client_id, ticket.tenant, ticket.pool, real, shadow)
 
 
 def _said(request: RequestId, decisions: Iterable[Decision], state: State) -> str:

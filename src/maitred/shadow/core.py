@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -38,18 +38,23 @@ class ShadowRules(msgspec.Struct, frozen=True, kw_only=True):
 class Shadow:
     """Decides beside the cores in force."""
 
-    def __init__(self, rules: ShadowRules) -> None:
-        """Raises ConfigError for rules of which no core can be made."""
+    def __init__(self, rules: ShadowRules, routing: RoutingConfig) -> None:
+        """`routing` is in force. Raises ConfigError for rules of which no core can be made."""
         self.rules = rules
         self._admission = AdmissionShadow(rules.admission)
         self._rooms: Mapping[str, AdmissionShadow | ProgramsShadow | RoutingShadow] = {
             ADMISSION: self._admission,
-            ROUTING: RoutingShadow(rules.routing),
+            **({ROUTING: RoutingShadow(rules.routing, routing)} if rules.routing != routing else {}),
             **({PROGRAMS: ProgramsShadow(rules.programs)} if rules.programs.mode != "off" else {}),
         }
         self.counts: Counter[ShadowKind] = Counter(dict.fromkeys(ShadowKind, 0))
         """Disagreements by kind."""
         self.examples: dict[ShadowKind, deque[Disagreement]] = {kind: deque(maxlen=EXAMPLES) for kind in ShadowKind}
+
+    @property
+    def rooms(self) -> Collection[str]:
+        """The rooms that are compared."""
+        return self._rooms.keys()
 
     def use(self, rules: ShadowRules) -> None:
         """Go by other rules, from the next `Reconfigure` of the cores in force on. Routers, and the mode of programs, stay."""
@@ -76,11 +81,9 @@ class Shadow:
             self.counts[found.kind] += 1
             self.examples[found.kind].append(found)
 
-    def skip(self, room: str, given: Input, decisions: Sequence[Any]) -> None:
-        """Take note of what is here in force, and decide nothing: there is no time for it. `rebase` is next."""
-        if room == ADMISSION:
-            self._admission.note(given, decisions)  # type: ignore[arg-type]
-
-    def rebase(self, at: Micros) -> None:
-        """Begin anew with the requests that are here, each in its state in force. Programs were told of nothing meanwhile."""
-        self._admission.rebase(at)
+    def begin_from(self, cores: Mapping[str, Any], at: Micros) -> None:
+        """Go on from the state of the cores in force, by room, after inputs that the shadow was not told of. Raises what a
+        plug-in raises."""
+        for name, room in self._rooms.items():
+            if name in cores and not isinstance(room, RoutingShadow):
+                room.begin_from(cores[name], at)

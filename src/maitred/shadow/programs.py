@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from maitred.core.copying import CannotCopyError
 from maitred.core.units import Micros
 from maitred.programs import ProgramAction, ProgramDecision, Programs, ProgramsConfig
 from maitred.programs.enums import BackendStatus, ProgramState
@@ -48,7 +49,9 @@ class ProgramsShadow:
         took = self._apply(given)
         if isinstance(given, Begin) and given.request.program:
             key = ProgramKey(given.request.tenant, given.request.program, given.request.model)
-            self._here.add(key)
+            if key not in self._here and any(each.request == given.request.id and each.program for each in decisions):
+                self._here.add(key)
+                self._paused.add(key)  # until one of the decisions gives it a place
             for table, decided in ((self._real, decisions), (self._own, took)):
                 table.update({each.program: key for each in decided if each.request == given.request.id})
         touched = [*_named(self._real, decisions), *_named(self._own, took)]
@@ -58,6 +61,30 @@ class ProgramsShadow:
         self.num_compared += len(decisions)
         reasons = {self._real.get(each.program): each for each in decisions}
         return [told for key in dict.fromkeys(touched) for told in self._compare(key, given.at, reasons.get(key))]
+
+    def begin_from(self, real: Programs, at: Micros) -> None:
+        """Go on from the state of the core in force, after inputs that the shadow was not told of. Where rules differ that
+        cannot change while programs are known, they are met anew as their requests come."""
+        for table in (self._real, self._own, self._here, self._paused, self._told):
+            table.clear()
+        for program in real.programs:
+            if program.key.name:
+                self._real[program.serial] = program.key
+                self._here.add(program.key)
+                if program.state is ProgramState.PAUSED:
+                    self._paused.add(program.key)
+        try:
+            self.config.check_fixed(real.config)
+            self._core, is_copy = real.copy(), True
+        except (ValueError, CannotCopyError):
+            self._core, is_copy = Programs(self.config, at), False
+        if is_copy:
+            self._own.update(self._real)
+            if self.config != real.config:
+                self._core.reconfigure(self.config, at)
+        for each in real.backends:
+            if not is_copy or self.config.backend_capacity_tokens not in (None, each.capacity):
+                self._apply(SetBackend(at, each.index, list(each.models), each.status, each.capacity, each.shared_tokens))
 
     def _apply(self, given: ProgramsInput) -> Sequence[ProgramDecision]:
         if isinstance(given, Reconfigure):

@@ -1,6 +1,7 @@
 """The shadow's router: it is asked whenever the router in force is, and is shown the same instances with the same loads.
 
-These come of the choices in force. So a choice is compared, and not what many choices of the shadow would have led to.
+These come of the choices in force. So a choice is compared, and not what many choices of the shadow would have led to. A router
+under the rules in force would choose the same, and is not asked. One that was not told of some choices goes on without them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from random import Random
 from typing import Final
 
 from maitred.core.request import RequestId
-from maitred.routing.base import Signals, signals_read
+from maitred.routing.base import signals_read
 from maitred.routing.config import RoutingConfig
 from maitred.routing.inputs import Choose, Open, RequestEnd, RoutingDecision, RoutingInput, SeenInstance, request_of
 from maitred.shadow.disagreements import Disagreement, ShadowKind
@@ -23,12 +24,12 @@ _MAX_REQUESTS: Final = 100_000
 class RoutingShadow:
     """One router beside another."""
 
-    def __init__(self, config: RoutingConfig) -> None:
+    def __init__(self, config: RoutingConfig, in_force: RoutingConfig) -> None:
         """Raises ConfigError for an unknown policy."""
         self.config = config
         self._router = config.router(Random(0))
         self._reads = signals_read(self._router)
-        self._seen = Signals.NOTHING
+        self._seen = signals_read(in_force.router(Random(0)))
         """What the router in force reads, and so what there is to show."""
         self._shown: OrderedDict[int, list[SeenInstance]] = OrderedDict()
         self._chosen: OrderedDict[RequestId, int] = OrderedDict()
@@ -45,7 +46,6 @@ class RoutingShadow:
         """Tell the shadow an input that the router in force has taken with these decisions."""
         if isinstance(given, Open):
             self._router = self.config.router(Random(given.seed))
-            self._seen = signals_read(given.config.router(Random(given.seed)))
             self._shown.clear()
             self._chosen.clear()
         elif self.lacks:

@@ -141,7 +141,7 @@ function showShadow(live) {
   shadow.node.hidden = !found;
   if (!found) return;
   const compared = Object.values(found.compared ?? {}).reduce((total, each) => total + each, 0);
-  const skipped = found.skipped_inputs ? `, ${whole.format(found.skipped_inputs)} inputs skipped` : "";
+  const skipped = found.skipped_requests ? `, ${whole.format(found.skipped_requests)} requests skipped` : "";
   const lacks = Object.entries(found.not_compared ?? {}).map(([room, what]) => `; ${room} not compared: reads ${what}`).join("");
   setText(shadow.note, found.active ? `${found.file}: ${whole.format(compared)} decisions compared${skipped}${lacks}` : `${found.file} is switched off: ${found.problem}`);
   shadow.note.className = found.active ? "quiet" : "bad";

@@ -3,10 +3,12 @@
 Cores hand on what they were told and what they have decided as objects (`core.tapped_log`); that is all that is done within an
 input. Twenty times a second what has come is told to the shadow, in parts of half a millisecond between which requests run.
 
-**The tenth.** CPU time is saved up as this process uses it, a tenth of it, 0.25 s at most, and the shadow spends that. Where
-it is not enough inputs pile up; at `MAX_PILED` they are skipped, from the same tenth: of those only what is here in force is
-noted, and the shadow begins anew with that (`Shadow.rebase`). So it then sees samples, each of many inputs one after the other,
-and `skipped_inputs` says how much it has not seen.
+**The tenth.** CPU time is saved up as this process uses it, `SHARE` of it, 0.25 s at most, and the shadow spends that. Where
+it is not enough inputs pile up. At `MAX_PILED` it looks away: the cores have no log from then on and make no objects, and what
+is piled up is told to the shadow as CPU time comes. Then it looks again, and goes on from a copy of the cores in force
+(`Shadow.begin_from`). So it sees samples, each of many inputs one after the other, and `skipped_requests` says how much it has
+not seen. The copy is made within one turn of the loop, 8 µs for each request that is there, so with more than `MAX_COPIED` of
+them it does not look again.
 
 A shadow that raises is switched off until the next start, or until a reload that reads its file. Nothing else comes of that.
 """
@@ -22,11 +24,14 @@ from typing import Any, Final
 import msgspec
 from prometheus_client.core import Metric
 
+from maitred.admission import Admission
+from maitred.admission.inputs import ROOM_NAME as ADMISSION
 from maitred.core.decisions import DecisionLog
 from maitred.core.printing import printable
 from maitred.core.tapped_log import TappedLog, Told
 from maitred.core.units import to_seconds
 from maitred.gateway.observe.metric_families import counter, gauge
+from maitred.routing import RoutingConfig
 from maitred.shadow import Disagreement, Shadow, ShadowRules
 from maitred.wire.clock import Clock
 from maitred.wire.tasks import end_tasks
@@ -34,8 +39,10 @@ from maitred.wire.tasks import end_tasks
 log = logging.getLogger("maitred.gateway")
 MAX_PILED: Final = 20_000
 """Inputs that wait for the shadow."""
-SHARE: Final = 0.1
-"""Of the CPU time of the process."""
+MAX_COPIED: Final = 5_000
+"""Requests that are here when the cores are copied."""
+SHARE: Final = 0.08
+"""Of the CPU time of the process. With the objects that the cores make for it, it is a tenth at most."""
 _MOST_SAVED_SECS: Final = 0.25
 _PAUSE_SECS: Final = 0.05
 _INPUTS_IN_STEP: Final = 32
@@ -67,7 +74,8 @@ class ShadowState(msgspec.Struct, frozen=True, kw_only=True):
     """Decisions in force that were compared, by room."""
     not_compared: dict[str, str]
     """By room what the shadow would read and what is in force does not: there nothing of it, or less, is compared."""
-    skipped_inputs: int
+    skipped_requests: int
+    """Requests that came while it did not look, for want of CPU time."""
     cpu_secs: float
     examples: list[ShadowExample]
     """The newest of each kind, the newest first."""
@@ -76,18 +84,20 @@ class ShadowState(msgspec.Struct, frozen=True, kw_only=True):
 class ShadowFollower:
     """The shadow of one scheduler."""
 
-    def __init__(self, rules: ShadowRules, clock: Clock, file_log: DecisionLog | None) -> None:
-        """`file_log` writes the decision log; None: there is none. Raises ConfigError for rules that cannot be."""
-        self.shadow = Shadow(rules)
+    def __init__(self, rules: ShadowRules, routing: RoutingConfig, clock: Clock, file_log: DecisionLog | None) -> None:
+        """`routing` is in force. `file_log` writes the decision log; None: there is none. Raises ConfigError for rules that
+        cannot be."""
+        self.shadow, self._routing = Shadow(rules, routing), routing
         self._clock = clock
         self._piled: deque[Told] = deque()
-        self.log = TappedLog(file_log, self._pile)
+        self.log = TappedLog(file_log, self._piled.append, self.shadow.rooms)
         """What the cores in force have as their log."""
         self.problem: str | None = None
-        self.num_skipped = 0
+        self._num_skipped = 0
+        self._last_seen: tuple[Admission, int] | None = None
+        """While it does not look: the core of admission when it last did, and how many requests had come there."""
         self.cpu_secs = 0.0
         self._saved_secs, self._cpu_at = _MOST_SAVED_SECS, clock.cpu_secs()
-        self._has_gap = False
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -101,11 +111,12 @@ class ShadowFollower:
 
     def use(self, rules: ShadowRules) -> None:
         """Go by other rules. Raises ConfigError for rules that cannot be, and then nothing has changed."""
-        fresh = Shadow(rules)
+        fresh = Shadow(rules, self._routing)
         if self.problem is None:
             self.shadow.use(rules)
-        else:  # It knows nothing of what is here, but what it noted before: it begins anew with what comes.
+        else:
             self.shadow, self.problem = fresh, None
+            self.log.rooms = fresh.rooms
             log.info("a shadow decides beside again, by %s", printable(rules.name))
 
     def follow_all(self) -> None:
@@ -124,7 +135,7 @@ class ShadowFollower:
             disagreements={kind.value: n for kind, n in shadow.counts.items()},
             compared=shadow.compared(),
             not_compared=shadow.lacks(),
-            skipped_inputs=self.num_skipped,
+            skipped_requests=self.num_skipped,
             cpu_secs=round(self.cpu_secs, 3),
             examples=[_shown(each, now) for each in newest[:most]],
         )
@@ -138,14 +149,43 @@ class ShadowFollower:
         yield counter(
             "maitred_shadow_compared_decisions", text, ["room"], (([r], n) for r, n in self.shadow.compared().items())
         )
-        text = "Inputs that the shadow was not told of, for want of CPU time."
-        yield counter("maitred_shadow_skipped_inputs", text, [], [([], self.num_skipped)])
+        text = "Requests that came while the shadow did not look, for want of CPU time."
+        yield counter("maitred_shadow_skipped_requests", text, [], [([], self.num_skipped)])
         yield counter("maitred_shadow_cpu_seconds", "CPU time of the shadow.", [], [([], self.cpu_secs)])
         yield gauge("maitred_shadow_active", "1 while the shadow decides; 0: it has raised.", [], [([], self.problem is None)])
 
-    def _pile(self, told: Told) -> None:
-        if self.problem is None:
-            self._piled.append(told)
+    @property
+    def num_skipped(self) -> int:
+        """Requests that came while it did not look."""
+        core = self._core()
+        if self._last_seen is None or core is None:
+            return self._num_skipped
+        last, arrived = self._last_seen
+        return self._num_skipped + _arrived(core) - (arrived if last is core else 0)
+
+    def look_away(self) -> None:
+        """Have no more inputs handed on for now. Those that are piled up are told to the shadow all the same."""
+        core = self._core()
+        if self._last_seen is None and core is not None:
+            self.log.tap(is_tapped=False)
+            self._last_seen = core, _arrived(core)
+
+    def look_again(self) -> None:
+        """Go on with the state in which the cores are now, when all is told that was piled up."""
+        began, core = self._clock.cpu_secs(), self._core()
+        if core is None or len(core.tickets) > MAX_COPIED:
+            return
+        self._num_skipped, self._last_seen = self.num_skipped, None
+        self.log.tap(is_tapped=True)
+        try:
+            self.shadow.begin_from(self.log.cores, self._clock.now())
+        except Exception as error:  # as in `_take`
+            self._switch_off(error)
+        self._spend(began)
+
+    def _core(self) -> Admission | None:
+        core = self.log.cores.get(ADMISSION)
+        return core if isinstance(core, Admission) else None
 
     async def _run(self) -> None:
         while True:
@@ -153,11 +193,13 @@ class ShadowFollower:
             cpu = self._clock.cpu_secs()
             self._saved_secs = min(_MOST_SAVED_SECS, self._saved_secs + SHARE * (cpu - self._cpu_at))
             self._cpu_at = cpu
-            while self._piled and self.problem is None and self._saved_secs > 0:
+            if len(self._piled) > MAX_PILED:
+                self.look_away()
+            while self._piled and self._saved_secs > 0:
                 self._follow()
                 await asyncio.sleep(0)
-            if len(self._piled) > MAX_PILED:
-                await self._skip()
+            if self._last_seen is not None and self.problem is None and not self._piled and self._saved_secs > 0:
+                self.look_again()
 
     def _follow(self) -> None:
         """Tell the shadow of some inputs."""
@@ -175,33 +217,23 @@ class ShadowFollower:
 
     def _take(self, told: Told) -> None:
         try:
-            if self._has_gap:
-                self._has_gap = False
-                self.shadow.rebase(told.given.at)
             self.shadow.take(told.room, told.given, list(told.decisions))
         except Exception as error:  # a plug-in's, or a defect: nobody else is to suffer from either
             self._switch_off(error)
 
-    async def _skip(self) -> None:
-        """Leave the inputs that are piled up out, so that what comes next is of now."""
-        self._has_gap = True
-        while self._piled and self.problem is None:
-            began = self._clock.cpu_secs()
-            for _ in range(min(len(self._piled), 8 * _INPUTS_IN_STEP)):
-                told = self._piled.popleft()
-                self.shadow.skip(told.room, told.given, list(told.decisions))
-                self.num_skipped += 1
-            self._spend(began)
-            await asyncio.sleep(0)
-
     def _switch_off(self, error: Exception) -> None:
         self.problem = f"{type(error).__name__}: {error}"[:300]
+        self.look_away()
         self._piled.clear()
         log.error(
             "the shadow %s is switched off, and what is in force goes on: %s",
             printable(self.shadow.rules.name),
             printable(self.problem),
         )
+
+
+def _arrived(core: Admission) -> int:
+    return sum(view.arrived for view in core.class_views().values())
 
 
 def _shown(found: Disagreement, now: int) -> ShadowExample:

@@ -1,0 +1,51 @@
+"""A copy of a core in the state in which it is, for who goes on from there beside it (`maitred.shadow`).
+
+Everything that a core decides by is in it: accounts, budgets, buckets, draws. So a copy that is given the same inputs decides
+the same. What it must not take along, such as its log and whom it asks for loads, is replaced.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from maitred.core.errors import MaitredError
+
+T = TypeVar("T")
+_replacements: list[object] = []
+
+
+class CannotCopyError(MaitredError):
+    """A part of a core cannot be copied: a plug-in that holds a lock, or a compiled class."""
+
+
+def copied(core: T, replaced: Sequence[tuple[object, object]]) -> T:
+    """Return a copy of `core` with everything that it refers to. Of each pair the first object is not copied: the copy refers
+    to the second one in its place. Takes about 8 µs for each request that is there. Raises CannotCopyError."""
+    by_identity = {id(found): number for number, (found, _) in enumerate(replaced)}
+    buffer = io.BytesIO()
+    _replacements[:] = [other for _, other in replaced]
+    try:
+        _Pickler(buffer, by_identity).dump(core)
+        copy: T = pickle.loads(buffer.getvalue())  # noqa: S301 - written a line above
+    except Exception as error:
+        raise CannotCopyError(f"{type(error).__name__}: {error}") from error
+    finally:
+        _replacements.clear()
+    return copy
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, buffer: io.BytesIO, by_identity: Mapping[int, int]) -> None:
+        super().__init__(buffer, pickle.HIGHEST_PROTOCOL)
+        self._by_identity = by_identity
+
+    def reducer_override(self, found: Any) -> Any:
+        number = self._by_identity.get(id(found))
+        return NotImplemented if number is None else (_replacement, (number,))
+
+
+def _replacement(number: int) -> object:
+    return _replacements[number]
