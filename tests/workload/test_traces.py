@@ -162,7 +162,10 @@ def test_an_ambiguous_first_line_lists_the_formats(write: Write) -> None:
     ],
 )
 def test_a_first_line_that_nearly_tells_the_format_says_what_it_lacks(write: Write, line: str, said: str) -> None:
-    assert f"trace:1: {said}" in str(error_of(write(f"{line}\n1,2\n")))
+    path = write(f"{line}\n1,2\n")
+    assert f"trace:1: {said}" in str(error_of(path))
+    if line.startswith("["):
+        assert f"trace:1: {said}" in str(error_of(f"maitred:{path}"))
 
 
 def test_an_unknown_format_suggests_the_nearest() -> None:

@@ -316,6 +316,9 @@ def _open_file(path: Path, trace_format: TraceFormat | None, bad_rows: BadRows, 
     try:
         if not lines.next_line:
             raise ConfigError("the file is empty", where=str(path), hint="a trace has a row per request")
+        if lines.next_line.lstrip().startswith("["):
+            hint = "a trace in JSON has an object in each line: jq -c '.[]' makes such a file"
+            raise ConfigError("a JSON array begins here", where=f"{path}:{lines.next_line_number}", hint=hint)
         trace_format = trace_format or _detect_format(lines)
         if header is not None:
             trace_format.set_header_file(header)
@@ -342,8 +345,6 @@ def _detect_format(lines: LineReader) -> TraceFormat:
 
 def _near_miss(line: str, known: Mapping[str, TraceFormat]) -> str:
     """Return what keeps a first line from being that of a format, or nothing if it looks like none."""
-    if line.lstrip().startswith("["):
-        return "a JSON array begins here, and a trace in JSON has an object in each line"
     found = split_header(line)
     for name, each in known.items():
         columns = [] if each.example.startswith("{") else [column for column in split_header(each.example) if column != "..."]

@@ -230,7 +230,11 @@ def test_keys_of_classes_bring_classes_to_a_gateway_without(tmp_path: Path) -> N
         (("--slo", SLO, "--vary", "routing.policy=nonsense", "--jobs", 1), "the first: unknown routing policy 'nonsense'"),
         (("--slo", "system.ttft_p99_ms <= 3"), "no recorded request is of the class or tenant 'system'"),
         (("--slo", SLO, "--holdout", 0.9), "--holdout: 0.9 is out of range (0.05 to 0.8)"),
-        (("--slo", SLO, "--holdout", 0.1), "700 requests are too few to tune by"),
+        (
+            ("--slo", SLO, "--holdout", 0.1),
+            "700 requests are too few to tune by: 630 to search on, and 70 held out (at least 100 of each",
+        ),
+        (("--slo", SLO, "--holdout", 0.1), "record 1,000 or more, or --holdout 0.15)"),
         (("--slo", SLO, "--vary", "x"), "--vary: nothing is varied that begins with 'x'"),
         (("--slo", SLO, "--space", "none.yaml"), "none.yaml: cannot be read"),
         (("--slo", SLO, "--config", "none.yaml"), "none.yaml: cannot be read"),

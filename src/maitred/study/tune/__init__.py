@@ -18,6 +18,7 @@ candidates and today's rules are replayed with all 10,000, by several seeds, and
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 from pathlib import Path
 from typing import Any, Final
 
@@ -106,8 +107,12 @@ def _split(recorded: Recorded, holdout: float) -> int:
     count = len(recorded.requests)
     first = round(count * (1 - holdout))
     if min(first, count - first) < _LEAST_REQUESTS:
-        hint = f"at least {_LEAST_REQUESTS} requests in what is searched on and as many in what is held out"
-        raise ConfigError(f"{count:,} requests are too few to tune by", where="the record", hint=hint)
+        problem = f"{count:,} requests are too few to tune by: {first:,} to search on, and {count - first:,} held out"
+        hint = f"at least {_LEAST_REQUESTS} of each: record {ceil(_LEAST_REQUESTS / min(holdout, 1 - holdout)):,} or more"
+        share = ceil(100 * _LEAST_REQUESTS / max(1, count)) / 100
+        if share <= 0.5:
+            hint += f", or --holdout {share:g}"
+        raise ConfigError(problem, where="the record", hint=hint)
     return first
 
 
