@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import signal
 import socket
 import subprocess
@@ -20,7 +21,7 @@ from maitred.wire import server_context
 from maitred.wire.client_limits import MAX_PARKED_BYTES
 from maitred.wire.exchange import Exchange, send_bytes
 from maitred.wire.machine import Machine
-from maitred.wire.server import App, Listener, open_listener, running_server
+from maitred.wire.server import App, Listener, open_listener, run_server, running_server
 from maitred.wire.server_context import ServerContext
 
 SERVER = """
@@ -234,3 +235,16 @@ def test_only_a_connection_that_stays_sets_a_timer(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(server_context, "_WATCH_SECS", 0.001)
     run(scenario())
+
+
+def test_an_interrupt_before_the_loop_begins_leaves_nothing_that_was_never_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    async def serving() -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("maitred.wire.server.tune_process", interrupted)
+    begun = serving()
+    run_server(begun)
+    assert inspect.getcoroutinestate(begun) == inspect.CORO_CLOSED

@@ -2,7 +2,8 @@
 
 request.py        Request: all that a policy sees; sequence.py: SequenceState, a request inside an instance
 contracts.py      the protocols by which the rooms meet: cores, queues, routers, prefix caches
-decisions.py      inputs and decisions as data, and the log of them; replay.py: a log run again; tapped_log.py: a log followed
+decisions.py      inputs and decisions as data, and the log of them; replay.py: a log run again; tapped_log.py: a log followed;
+                  copying.py: a core copied in its state
 registry.py       the registry of plug-ins; policy_spec.py: how a policy and its parameters are written
 units.py          microseconds, and seconds at the edge; slo_classes.py: classes in the words of BLIS and GAIE
 errors.py         what every error tells: what, where, and what would be right

@@ -85,9 +85,13 @@ class Listener(NamedTuple):
 
 def run_server(serving: Coroutine[Any, Any, None]) -> None:
     """Run what `serve` returns, in an event loop of its own, in a process that does nothing else. Raises what it raises."""
-    tune_process()
-    with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
-        uvloop.run(serving)
+    try:
+        with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
+            tune_process()
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(serving)
+    finally:
+        serving.close()  # Ctrl-C may have come before it has begun, which would end in a warning.
 
 
 async def serve(

@@ -88,7 +88,7 @@ def _drift(fit: Fit) -> float:
     count = min(_MOST_BLOCKS, max(2, len(fit.measured) // _BLOCK))
     measured, predicted = ([part.sum() for part in np.array_split(np.array(of), count)] for of in (fit.measured, fit.predicted))
     speeds = np.array(predicted) / np.array(measured)
-    # Divided by the number of blocks, and not by one less: chance within a block is in it, too, so it is rather too large already.
+    # By the number of blocks, and not by one less: chance within a block is in it, too, so it is rather too large already.
     return float(speeds.std() / speeds.mean()) if speeds.any() else 0.0
 
 
