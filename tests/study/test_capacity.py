@@ -172,6 +172,8 @@ def test_a_constraint_that_no_size_meets_is_named_with_its_figure() -> None:
     for text, why in (("ttft_p99_ms <= 0.001", "ttft_p99_ms is "), ("tpot_p99_ms <= 9", "tpot_p99_ms is not there")):
         (option,) = capacity(workload=load, seeds=1, constraints=[text], max_instances=2).options
         assert option.problem.startswith(f"2 instances do not hold today's rate (--max-instances): {why}")
+        (single,) = capacity(workload=load, seeds=1, constraints=[text], max_instances=1).options
+        assert single.problem.startswith("1 instance does not hold today's rate (--max-instances): ")
 
 
 def test_runs_that_are_shorter_than_their_answers_are_told() -> None:
@@ -209,6 +211,7 @@ def test_it_does_not_depend_on_the_number_of_processes() -> None:
         ({"workload": Load(rate=5, num_requests=1)}, "it has 1 requests"),
         ({"workload": LOAD, "tolerance": 0.0}, "--tolerance"),
         ({"workload": LOAD, "max_instances": 0}, "--max-instances"),
+        ({"workload": LOAD, "num_instances": 3, "max_instances": 2}, r"--num-instances: 3 are more than --max-instances, 2 \("),
         ({"workload": LOAD, "hardware": ["H100"]}, "without a model all GPUs are alike"),
         ({"workload": LOAD, "constraints": ["ttft <= 3"]}, "there is no metric"),
         ({"workload": LOAD, "constraints": []}, "there is nothing to hold"),

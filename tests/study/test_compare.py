@@ -244,7 +244,7 @@ def test_an_unknown_error_is_not_called_exact() -> None:
 
     assert found.latency_errors == (0.0689, None, 0.0)
     said = " ".join(str(found).split())
-    assert "error 6.9%, of the published 5.5%" in said
+    assert "error drawn with a standard deviation of 6.9%, for the 5.5% of E2E that BLIS published" in said
     assert "drawn anew for each seed: A 6.9%, C 0.0% (standard deviation; 0: exact)." in said
     assert "They do not include that of B: it is neither configured nor published" in said
     nothing = " ".join(str(compare(candidate(hardware="H200"), candidate(latency_error=0), workload=ALONE, seeds=1)).split())

@@ -263,7 +263,7 @@ class CapacityFlags(RunFlags, InstanceFlags):
     disaggregation: Annotated[
         bool | None, flag(_OPTIONS, "Add options with prefill and decode instances, whose split is searched.", SWITCH)
     ] = None
-    max_instances: Annotated[int, flag(_OPTIONS, "Most instances that are tried.", "N")] = 64
+    max_instances: Annotated[int | None, flag(_OPTIONS, "Most instances that are tried. Null: 64.", "N")] = None
     price: Annotated[list[str] | None, flag(_OPTIONS, "The price of a GPU per hour, as H100=2.5. Repeatable.", "GPU=PRICE")] = (
         None
     )

@@ -170,7 +170,8 @@ def _described(name: str, latency: LatencyConfig) -> str:
 
 def _latency_error(instance: InstanceConfig, published: float, of: str) -> str:
     if published and instance.latency_error == deviation_of(published):  # as `maitred compare` takes it from there
-        return f"error {instance.latency_error:.1%}, of the published {published:.1%}"
+        drawn = f"error drawn with a standard deviation of {instance.latency_error:.1%}"
+        return f"{drawn}, for the {published:.1%} of E2E that BLIS published"
     if instance.latency_error is not None:
         return f"error {instance.latency_error:.1%} as configured"
     if isinstance(instance.latency, AIConfiguratorLatency) and instance.latency.table is not None:
@@ -211,7 +212,8 @@ def _policies(setup: RunSetup, instance: InstanceConfig, cluster: ClusterConfig)
         parts.append(f"autoscaling {cluster.autoscaling.policy}")
     if cluster.disaggregation:
         pools = cluster.disaggregation
-        parts.append(f"prefill in {pools.prefill_instances} instances, decode in {pools.decode_instances}")
+        instances = "1 instance" if pools.prefill_instances == 1 else f"{pools.prefill_instances:,} instances"
+        parts.append(f"prefill in {instances}, decode in {pools.decode_instances:,}")
     named = "admission" not in setup.sections and not cluster.limits_slots
     return ", ".join([*parts, "no admission" if named or admission.admits_all else _admission(admission, cluster)])
 

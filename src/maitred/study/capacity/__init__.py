@@ -52,6 +52,7 @@ CapacityProgress: TypeAlias = Callable[[int, str], None]
 DEFAULT_CONSTRAINT: Final = "slo_attainment >= 0.99"
 _SHOWN: Final = ("ttft_p99_ms", "tpot_p99_ms", "e2e_mean_ms", "slo_attainment", "cache_hit_rate", DIVERGES)
 _MOST_SIZE: Final = 1024
+DEFAULT_MAX_INSTANCES: Final = 64
 _ROUNDS: Final = (3, 6, 12, 24)
 """Seeds of each round."""
 
@@ -74,7 +75,7 @@ def capacity(
     latency_error: float | None = None,
     disaggregation: bool = False,
     tolerance: float = 0.02,
-    max_instances: int = 64,
+    max_instances: int | None = None,
     horizon_secs: float | None = None,
     jobs: int | None = 1,
     ray: str | None = None,
@@ -114,7 +115,7 @@ def capacity(
         settings=settings,
         constraints=parsed,
         tolerance=tolerance,
-        max_instances=max_instances,
+        max_instances=max_instances or DEFAULT_MAX_INSTANCES,
         num_instances=num_instances,
         rounds=rounds,
         precision=precision,
@@ -196,12 +197,15 @@ def _check_shares(precision: float, latency_error: float | None) -> None:
             raise ConfigError(f"{value:g} cannot be used", where=name, hint=f"a share from 0 to {most:g}")
 
 
-def _check(tolerance: float, max_instances: int, num_instances: int | None, constraints: Sequence[str]) -> None:
+def _check(tolerance: float, max_instances: int | None, num_instances: int | None, constraints: Sequence[str]) -> None:
     if not 0.001 <= tolerance <= 0.5:
         raise ConfigError(f"{tolerance:g} cannot be used", where="--tolerance", hint="a share from 0.001 to 0.5")
     for name, size in (("--max-instances", max_instances), ("--num-instances", num_instances)):
         if size is not None and not 1 <= size <= _MOST_SIZE:
-            raise ConfigError(f"{size} instances cannot be used", where=name, hint=f"from 1 to {_MOST_SIZE:,}")
+            raise ConfigError(f"{size:,} cannot be used", where=name, hint=f"from 1 to {_MOST_SIZE:,} instances")
+    if num_instances is not None and max_instances is not None and num_instances > max_instances:
+        what = f"{num_instances:,} are more than --max-instances, {max_instances:,}"
+        raise ConfigError(what, where="--num-instances", hint="a fixed size needs no --max-instances")
     if not constraints:
         raise ConfigError("there is nothing to hold", where="--constraint", hint=f"as {DEFAULT_CONSTRAINT}")
 

@@ -317,8 +317,8 @@ class OptionSearch:
             worst = max(plan.constraints, key=lambda each: each.excess(largest.figures))
             value = largest.figures[worst.metric]
             why = f"{worst.metric} is {'not there' if value is None else f'{value:.4g}'}, and {worst.limit:g} is the limit"
-        what = f"{self._most:,} times the groups" if self._grows_whole else f"{self._most:,} instances"
-        return f"{what} do not hold today's rate (--max-instances): {why}"
+        unit = "times the groups" if self._grows_whole else "instance" if self._most == 1 else "instances"
+        return f"{self._most:,} {unit} {'does' if self._most == 1 else 'do'} not hold today's rate (--max-instances): {why}"
 
     def _count_of(self, size: int) -> int:
         """Return the seeds of today's point."""
