@@ -66,7 +66,18 @@ def test_overheads_are_added_to_steps_and_to_the_way_in() -> None:
             assert with_both.overheads.queueing_delay(100) == 60_000
 
 
-@pytest.mark.parametrize("wrong", ["step_overhead=-1", "alpha=[-1, 0, 0]", "step_overhead=1e12"])
+def test_an_overhead_of_sequences_counts_those_of_the_slowest_rank() -> None:
+    """10 sequences and a chunk: 11 on one rank; on two, 5 each, and the chunk on the first. A run takes what its steps take."""
+    batch, run = prompts((500, 0), decodes=10, context=1000), BatchShape(5, 5 * 990)
+    for ranks, mixed, alone in ((1, 11, 5), (2, 6, 3)):
+        table = SiliconTable(shared=SHARED, prompts=PROMPTS, decode=DECODE, beside=BESIDE, ranks=ranks)
+        bare, added = (AIConfiguratorLatency(table=table, sequence_overhead=each).compiled(2.0) for each in (None, 30.0))
+        assert added.step_time(batch) == bare.step_time(batch) + 60 * mixed
+        assert added.step_time(run) == bare.step_time(run) + 60 * alone
+        assert added.run_time(run, 100) == bare.run_time(run, 100) + 6000 * alone
+
+
+@pytest.mark.parametrize("wrong", ["sequence_overhead=-1", "step_overhead=-1", "alpha=[-1, 0, 0]", "step_overhead=1e12"])
 def test_an_overhead_that_cannot_be(wrong: str) -> None:
     with pytest.raises(ConfigError, match=wrong.partition("=")[0]):
         parse_latency(f"aiconfigurator({wrong})")

@@ -16,7 +16,14 @@ from maitred.core.errors import ConfigError
 from maitred.instance import InstanceConfig
 from maitred.instance.catalogue import installed_version, resolve_instance
 from maitred.instance.catalogue.refining import refine
-from maitred.instance.catalogue.silicon import IncompletePackageError, SiliconQuery, build_table, silicon_blocks, silicon_table
+from maitred.instance.catalogue.silicon import (
+    IncompletePackageError,
+    SiliconQuery,
+    build_table,
+    in_graphs,
+    silicon_blocks,
+    silicon_table,
+)
 from maitred.instance.latency import AIConfiguratorLatency, RooflineLatency
 
 LLAMA = "meta-llama/llama-3.1-8b-instruct"
@@ -76,6 +83,31 @@ def test_the_missing_package_is_said() -> None:
     with pytest.raises(ConfigError, match=r"needs the package aiconfigurator-core \(pip install 'maitred\[silicon\]'"):
         resolve_instance(InstanceConfig(model=LLAMA, latency="aiconfigurator"))
     assert isinstance(resolve_instance(InstanceConfig(model=LLAMA)).latency, RooflineLatency)
+
+
+BLOCKS = '{"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}'
+
+
+@pytest.mark.parametrize(
+    ("engine", "precision", "config", "asked"),
+    [
+        ("vllm", "", BLOCKS, ("fp8", "fp8_block")),
+        ("vllm", "fp8_block", "{}", ("fp8", "fp8_block")),
+        ("sglang", "", BLOCKS, ("", "")),
+        ("vllm", "", "{}", ("", "")),
+        ("vllm", "nvfp4", BLOCKS, ("nvfp4", "")),
+        ("trtllm", "fp8_static", "{}", ("fp8_static", "fp8")),
+    ],
+)
+def test_precisions_are_those_whose_kernels_were_timed_as_the_engine_runs_them(
+    engine: str, precision: str, config: str, asked: tuple[str, str]
+) -> None:
+    """vLLM's products with scales of blocks were timed with their launch, which its CUDA graphs do not have."""
+    files = (("config.json", config),)
+    query = in_graphs(SiliconQuery(model="mine", files=files, system="b200_sxm", engine=engine, precision=precision))
+
+    assert (query.precision, query.expert_precision) == asked
+    assert in_graphs(query) == query
 
 
 @pytest.fixture

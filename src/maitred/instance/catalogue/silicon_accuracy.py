@@ -20,12 +20,13 @@ _FILE: Final = "silicon.toml"
 def with_overheads(latency: AIConfiguratorLatency, engine: str, system: str) -> AIConfiguratorLatency:
     """Return `latency` with the overheads that were fitted for `engine` and hold on `system`, where it states none."""
     fitted = _of_engine(engine)
-    step, request = fitted["step_overhead_us"], fitted["request_overhead_us"]
+    step, sequence, request = fitted["step_overhead_us"], fitted["sequence_overhead_us"], fitted["request_overhead_us"]
     if system in fitted.get("no_request_overhead_on", ()):
         request = 0.0
     return replace(
         latency,
         step_overhead=step if latency.step_overhead is None else latency.step_overhead,
+        sequence_overhead=sequence if latency.sequence_overhead is None else latency.sequence_overhead,
         alpha=(request, 0.0, 0.0) if latency.alpha is None else latency.alpha,
     )
 
@@ -38,14 +39,16 @@ def without_request_overhead(latency: AIConfiguratorLatency) -> AIConfiguratorLa
 def described_overheads(latency: AIConfiguratorLatency) -> str:
     """Return the overheads of a resolved latency model and whence they are, in words; empty where none was fitted.
 
-    Example: `with 1,500 µs per step and 66 ms per request, fitted on half of 925 pairs`.
+    Example: `with 500 µs per step, 30 µs per sequence of a step and 66 ms per request, fitted on half of 925 pairs`.
     """
-    step, request = latency.step_overhead or 0.0, (latency.alpha or NO_ALPHA)[0] / 1000
-    amounts = f"with {step:,g} µs per step and {request:,g} ms per request"
+    step, sequence = latency.step_overhead or 0.0, latency.sequence_overhead or 0.0
+    request = (latency.alpha or NO_ALPHA)[0] / 1000
+    of_sequence = f", {sequence:,g} µs per sequence of a step" if sequence else ""
+    amounts = f"with {step:,g} µs per step{of_sequence} and {request:,g} ms per request"
     if latency != _as_fitted(latency):
         return f"{amounts} as given"
     fitted = _of_engine(latency.engine)
-    return f"{amounts}, fitted on half of {sum(fitted['pairs']):,} pairs" if step or request else ""
+    return f"{amounts}, fitted on half of {sum(fitted['pairs']):,} pairs" if step or sequence or request else ""
 
 
 def nearest_error(latency: AIConfiguratorLatency) -> str:
@@ -75,7 +78,8 @@ def _of_engine(engine: str) -> dict[str, Any]:
 
 
 def _as_fitted(latency: AIConfiguratorLatency) -> AIConfiguratorLatency:
-    return with_overheads(replace(latency, step_overhead=None, alpha=None), latency.engine, _system(latency))
+    bare = replace(latency, step_overhead=None, sequence_overhead=None, alpha=None)
+    return with_overheads(bare, latency.engine, _system(latency))
 
 
 def _system(latency: AIConfiguratorLatency) -> str:

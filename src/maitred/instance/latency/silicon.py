@@ -16,8 +16,9 @@ Ranks of data parallelism share the sequences evenly, and each chunk goes to the
 counts. Stages of a pipeline work on different batches at the same time, so an instance with PP stages behaves as PP ranks do:
 in the time in which one batch passes all stages, each of PP batches does.
 
-Kernels are not all that an engine spends. `step_overhead` is added to every step, however many ranks there are, and `alpha` is
-what a request pays around the engine, as in `linear`; the catalogue fills in what was fitted for the engine.
+Kernels are not all that an engine spends. `step_overhead` is added to every step, however many ranks there are,
+`sequence_overhead` for each sequence of the slowest rank, and `alpha` is what a request pays around the engine, as in `linear`;
+the catalogue fills in what was fitted for the engine.
 
 Example, on one GPU: `shared` has the points (0, 5000) and (1000, 20000), `prompts` says 900 µs for one chunk of 500 tokens
 after none, and `beside` says 250 µs for 10 sequences of 1,000 tokens. A step with all of them takes 5,000 + 510·15 + 900 + 250
@@ -48,8 +49,9 @@ class AIConfiguratorLatency(LatencyConfig, frozen=True, tag="aiconfigurator"):
     engine: Literal["", "vllm", "sglang", "trtllm"] = ""
     """The engine whose kernels were measured. Empty: that of `flavour`, and without one vLLM."""
     precision: str = ""
-    """Precision of the matrix products, in AIConfigurator's words: `bfloat16`, `fp8`, `fp8_block`, `nvfp4`, `int4_wo` and so
-    on. Empty: that of the model's own weights."""
+    """Precision of the matrix products, in AIConfigurator's words: `bfloat16`, `fp8` (activations scaled anew in each step),
+    `fp8_static` (by the scales of the checkpoint, as NVIDIA's), `fp8_block`, `nvfp4`, `int4_wo` and so on. Empty: that of the
+    model's own weights."""
     expert_precision: str = ""
     """Precision of the experts, in the same words. Empty: `precision`."""
     kv_precision: Literal["", "bfloat16", "fp8", "int8"] = ""
@@ -66,13 +68,17 @@ class AIConfiguratorLatency(LatencyConfig, frozen=True, tag="aiconfigurator"):
     step_overhead: float | None = None
     """µs that each step takes beside its kernels: scheduling, sampling and whatever else the engine does on the CPU. Null: what
     was fitted for the engine (`catalogue/silicon.toml`; with TensorRT-LLM nothing). 0: none."""
+    sequence_overhead: float | None = None
+    """µs that a step takes beside its kernels for each of its sequences: batch, sampling and output of a sequence are prepared
+    and taken apart on the CPU. Null: what was fitted for the engine. 0: none."""
     alpha: tuple[float, float, float] | None = None
     """α0, α1 and α2 in µs, as those of `linear`: HTTP, tokenizer and client. Null: α0 as it was fitted for the engine (on an
     H100 only with SGLang). `[0, 0, 0]`: none."""
 
     def __post_init__(self) -> None:
-        if not 0 <= (self.step_overhead or 0.0) <= HOUR:
-            raise ValueError(f"step_overhead must be from 0 to {HOUR:g} (µs: an hour), not {self.step_overhead}")
+        for name in ("step_overhead", "sequence_overhead"):
+            if not 0 <= (getattr(self, name) or 0.0) <= HOUR:
+                raise ValueError(f"{name} must be from 0 to {HOUR:g} (µs: an hour), not {getattr(self, name)}")
         check_alpha(self.alpha or NO_ALPHA)
         for name in ("pipeline_parallel_size", "expert_parallel_size"):
             value = getattr(self, name)
@@ -88,42 +94,44 @@ class AIConfiguratorLatency(LatencyConfig, frozen=True, tag="aiconfigurator"):
         if self.table is None:
             hint = "say which: --model meta-llama/llama-3.1-8b --hardware H100"
             raise ConfigError("the latency model aiconfigurator needs a model", hint=hint)
-        return _compiled(self.table, scale, self.step_overhead or 0.0, self.overheads)
+        return _compiled(self.table, scale, self.step_overhead or 0.0, self.sequence_overhead or 0.0, self.overheads)
 
 
 _MAX_GPUS = 4096
 
 
 @lru_cache(maxsize=16)
-def _compiled(table: SiliconTable, scale: float, step_overhead: float, overheads: Overheads) -> LatencyModel:
-    return _SiliconModel(table, scale, step_overhead, overheads)
+def _compiled(table: SiliconTable, scale: float, of_step: float, of_sequence: float, overheads: Overheads) -> LatencyModel:
+    return _SiliconModel(table, scale, of_step, of_sequence, overheads)
 
 
 class _SiliconModel(PiecewiseAffineModel):
-    def __init__(self, table: SiliconTable, scale: float, step_overhead: float, overheads: Overheads) -> None:
+    def __init__(self, table: SiliconTable, scale: float, of_step: float, of_sequence: float, overheads: Overheads) -> None:
         super().__init__(overheads)
-        self._table, self._ranks, self._scale, self._step_overhead = table, table.ranks, scale, step_overhead
+        self._table, self._ranks, self._scale = table, table.ranks, scale
+        self._of_step, self._of_sequence = of_step, of_sequence
 
     def envelope_of(self, decodes: int) -> Envelope:
         grid, rank = self._table.decode, -(-decodes // self._ranks)
         times = accumulate([grid.value_at(rank, context) for context in grid.axes[1]], max)
+        overhead = self._of_step + self._of_sequence * rank
         return envelope_through(
-            [
-                (round(context * decodes), (us + self._step_overhead) * self._scale)
-                for context, us in zip(grid.axes[1], times, strict=True)
-            ]
+            [(round(context * decodes), (us + overhead) * self._scale) for context, us in zip(grid.axes[1], times, strict=True)]
         )
 
     def prefill_step_time(self, batch: BatchShape) -> float:
         context = batch.context_tokens / batch.num_decodes if batch.num_decodes else 0.0
         if self._ranks == 1:
-            return (self._step_overhead + self._rank_time(batch.chunks, batch.num_decodes, context)) * self._scale
+            return (self._of_step + self._rank_time(batch.chunks, batch.num_decodes, context)) * self._scale
         ranks = chunks_by_rank(batch, self._ranks)
         slowest = max([self._rank_time(chunks, decodes, context) for chunks, decodes in ranks])
-        return (self._step_overhead + slowest) * self._scale
+        return (self._of_step + slowest) * self._scale
 
     def _rank_time(self, chunks: Sequence[ChunkShape], decodes: int, context: float) -> float:
         """Return the µs of a rank in which `decodes` sequences decode over `context` tokens each."""
+        return self._kernels(chunks, decodes, context) + self._of_sequence * (len(chunks) + decodes)
+
+    def _kernels(self, chunks: Sequence[ChunkShape], decodes: int, context: float) -> float:
         table = self._table
         if not chunks:
             return table.decode.value_at(decodes, context) if decodes else 0.0
