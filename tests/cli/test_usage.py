@@ -189,3 +189,26 @@ main()
 """
     ended = subprocess.run([sys.executable, "-c", code, "--version"], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["simulate", "--rate", "1", "--num-requests", "1", "--model", "a" * 300],
+        ["calibrate", "a" * 300],
+        ["sweep", "a" * 300],
+        ["bench", "http://127.0.0.1:9", "--tokenizer", "a" * 300],
+    ],
+    ids=["a model", "measurements", "a study", "a tokenizer"],
+)
+def test_a_path_at_which_nothing_can_be_looked_up_is_named(maitred: Any, command: list[str]) -> None:
+    """As a path in a folder that another user may not read, which raises PermissionError where root finds nothing."""
+    result = maitred(*command)
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "aaa...: file name too long" in result.err or "aaa: file name too long" in result.err
+
+
+def test_an_error_repeats_no_name_of_thousands_of_characters(maitred: Any) -> None:
+    result = maitred("simulate", "--rate", "1", "--num-requests", "1", "--scheduler", "fcf" * 10_000)
+    assert (result.code, len(result.err) < 3_000, result.err.count("\n")) == (2, True, 1)
+    assert "unknown scheduler 'fcffcf" in result.err

@@ -258,6 +258,12 @@ def test_all_problems_of_a_file_at_once(write) -> None:  # type: ignore[no-untyp
     assert ConfigSources(file=write("gateway: {port: 1}")).problems() == []
 
 
+def test_the_first_hundred_of_thousands_of_mistakes(write) -> None:  # type: ignore[no-untyped-def]
+    path = write("gateway:\n" + "".join(f"  k{i}: 1\n" for i in range(5_000)))
+    *first, last = ConfigSources(file=path).problems()
+    assert (len(first), str(last)) == (100, "there are more mistakes than these 100")
+
+
 def test_a_wrong_value_is_not_said_to_be_missing_as_well(write) -> None:  # type: ignore[no-untyped-def]
     text = "admission: {flavour: smg, classes: {bulk: {queue_size: 1, queue_timeout_secs: 0}}}"
     problems = [problem.problem for problem in ConfigSources(file=write(text)).problems()]

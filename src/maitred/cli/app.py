@@ -49,7 +49,7 @@ from maitred.cli import (
 from maitred.cli.flags import Command, documented
 from maitred.cli.smg_flags import spread_values
 from maitred.cli.usage import ALL_HELP, USUAL_FLAGS, WholeHelp, in_our_words, without_types
-from maitred.core.errors import MaitredError
+from maitred.core.errors import MaitredError, describe_os_error, quote
 from maitred.core.printing import printable
 
 USER_ERROR: Final = 2
@@ -165,6 +165,10 @@ def run() -> NoReturn:
         code = NO_READER
         _discard_output()
     except OSError as error:
+        if (
+            error.filename is not None
+        ):  # Nothing else raises these: a path that may not be looked at, or is too long for a name.
+            sys.exit(complain(f"{quote(error.filename)}: {describe_os_error(error)}"))
         if error.errno not in CANNOT_WRITE:
             raise
         _discard_output()

@@ -154,12 +154,14 @@ class MergedConfig(Generic[T]):
         return value is not None
 
     def problems(self) -> list[ConfigError]:
-        """Return every mistake. After each, the wrong value is removed to validate the rest; that it misses is none."""
+        """Return the first 100 mistakes. After each, the wrong value is removed to validate the rest; missing it is none."""
         errors: list[ConfigError] = []
         removed: list[KeyPath] = []
         # A mistake that stays when its value is removed, such as a key that the root lacks, would be found for ever.
         tree, before = self._tree, None
         while tree != before and (problem := self._problem(tree)):
+            if len(removed) == _MOST_PROBLEMS:  # Each costs a validation of all that is left.
+                return [*errors, ConfigError(f"there are more mistakes than these {len(errors)}")]
             path, text = problem.path, str(problem.error)
             if not any(path == other[: len(path)] and f"missing field `{other[-1]}`" in text for other in removed):
                 errors.append(problem.error)
@@ -208,6 +210,7 @@ class MergedConfig(Generic[T]):
 
 
 _MISSING: Final = object()
+_MOST_PROBLEMS: Final = 100
 _KEY_HINT: Final = "write the key, or leave the line out"
 
 

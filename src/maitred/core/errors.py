@@ -36,9 +36,9 @@ class ConfigError(MaitredError):
         super().__init__(f"{where}: {problem}" if where else problem)
 
     def __str__(self) -> str:
-        place = f"{self.where}: " if self.where else ""
-        advice = f" ({self.hint})" if self.hint else ""
-        return f"{place}{self.problem}{advice}"
+        place = f"{_shortened(self.where)}: " if self.where else ""
+        advice = f" ({_shortened(self.hint)})" if self.hint else ""
+        return f"{place}{_shortened(self.problem)}{advice}"
 
     def at(self, where: str) -> ConfigError:
         """Return the same error at another place."""
@@ -61,6 +61,13 @@ class InvariantError(MaitredError):
 JSON_ERRORS: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What decoding a piece of JSON from outside may raise. The last is for one that is nested a thousand deep."""
 _MAX_QUOTED_CHARS: Final = 80
+_MAX_PART_CHARS: Final = 2000
+"""What a place, a problem and a hint may each have. Longer ones repeat a name, or the line of a file, that nobody can read."""
+
+
+def _shortened(text: str) -> str:
+    half = _MAX_PART_CHARS // 2
+    return text if len(text) <= _MAX_PART_CHARS else f"{text[: half - 5]} ... {text[-half:]}"
 
 
 def quote(value: object) -> str:
