@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 from random import Random
+from threading import Lock
 from typing import Any
 
 from admission_timeline import classes
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_admission_properties import Event, configs, drive, events
 
-from maitred.admission import Admission, AdmissionConfig, ReleaseReason, Ticket
+from maitred.admission import Admission, AdmissionConfig, AdmissionPolicy, ReleaseReason, Ticket
 from maitred.admission.inputs import Reconfigure
 from maitred.core.request import PriorityClass
 from maitred.core.tapped_log import TappedLog, Told
@@ -106,6 +107,31 @@ def test_a_shadow_under_any_rules_keeps_its_books(
     assert len({(each.request, each.kind) for each in found}) == len(found)
 
 
+class Locked(AdmissionPolicy):
+    """A policy that cannot be copied."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+
+    def refusal(self, *args: Any) -> None:
+        return None
+
+
+def test_where_a_core_cannot_be_copied_the_shadow_begins_anew_with_what_is_here_and_says_so() -> None:
+    config = bare(interactive={"can_preempt": True}, policy="test_admission_shadow:Locked")
+    w = World(config, config)
+    w.submit(1, BULK, 0)
+    w.submit(2, BULK, 1)
+    w.submit(3, CHAT, 2)  # Waits for the slot of 1, which is a victim.
+    w.told.clear()
+    w.shadow.begin_from(w.core, 3)
+    assert w.shadow.lacks.startswith("what was counted earlier (TypeError: cannot pickle")
+    w.core.release(1, ReleaseReason.SLOT_PREEMPTED, 4)
+    w.core.release(3, ReleaseReason.DRAINED, 5)
+    w.found()
+    assert w.shadow._core.tickets.keys() == w.core.tickets.keys()
+
+
 class World:
     """A core in force with a slot, and a shadow beside it."""
 
@@ -121,8 +147,8 @@ class World:
         return [(each.kind.value, each.request, each.real, each.shadow) for each in followed(self.told, self.shadow)]
 
 
-def bare(**given: dict[str, Any]) -> AdmissionConfig:
-    return classes({"on_preempt": "retry"}, **{"interactive": {"can_preempt": False}, **given})
+def bare(policy: str = "always-admit", **given: dict[str, Any]) -> AdmissionConfig:
+    return classes({"on_preempt": "retry", "policy": policy}, **{"interactive": {"can_preempt": False}, **given})
 
 
 def test_a_longer_queue_would_have_let_it_wait() -> None:

@@ -41,8 +41,8 @@ MAX_PILED: Final = 20_000
 """Inputs that wait for the shadow."""
 MAX_COPIED: Final = 5_000
 """Requests that are here when the cores are copied."""
-SHARE: Final = 0.08
-"""Of the CPU time of the process. With the objects that the cores make for it, it is a tenth at most."""
+SHARE: Final = 0.07
+"""Of the CPU time of the process. The objects that the cores make while it looks are a quarter to two fifths of that."""
 _MOST_SAVED_SECS: Final = 0.25
 _PAUSE_SECS: Final = 0.05
 _INPUTS_IN_STEP: Final = 32
