@@ -1,4 +1,5 @@
-"""What admission decides, why, and how a request may leave: closed sets. Their values stand in logs, metrics and answers."""
+"""What admission decides, why, and how a request may leave: closed sets, but that an admission policy may have reasons of its
+own (`Refusal`). Their values stand in logs, metrics and answers."""
 
 from __future__ import annotations
 
