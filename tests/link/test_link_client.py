@@ -6,6 +6,7 @@ import asyncio
 from random import Random
 from typing import Any
 
+import pytest
 from link_pair import DRAINED, SECRET, Pair, nonce
 
 from maitred.core.request import Request
@@ -63,3 +64,25 @@ def test_a_request_alone_is_told_at_once_and_several_of_a_turn_share_a_frame() -
         assert len(pair.end.books.by_ticket) == 3
 
     asyncio.run(scenario())
+
+
+def test_a_connection_that_ends_before_it_has_shown_who_it_is_is_told_when_the_next_one_does_too(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The system takes connections for a scheduler that was killed just now, and resets them."""
+
+    async def scenario() -> list[str | None]:
+        dialer = Dialer(KnownAddresses(LinkAddress("/nowhere", None)))
+        client = LinkClient(dialer, "a", SECRET, Clock(lambda: 0), Random(1), lambda event: None)
+        problems = []
+        for _ in range(2):
+            socket: Any = Socket()
+            client.connected(socket)
+            client.lost(socket)
+            problems.append(client.problem)
+        return problems
+
+    first, second = asyncio.run(scenario())
+    assert first is None
+    assert "do both ends speak TLS, or neither?" in str(second)
+    assert caplog.messages == [second]

@@ -67,6 +67,8 @@ class LinkClient:
         """Set while there is no connection."""
         self._is_down.set()
         self._pause_secs = _RECONNECT_SECS
+        self._was_greeting = False
+        """Whether the last connection that was lost had not shown yet who it was."""
         self._told: set[str] = set()
         """Why there is no link, as far as the log has it."""
         self.problem: str | None = None
@@ -206,7 +208,9 @@ class LinkClient:
             if self.end.state is not EndState.OPEN:
                 self.dialer.turn()
             if self.end.state is not EndState.DOWN:
-                self._tell(self._loss())
+                before, self._was_greeting = self._was_greeting, self.end.state is EndState.GREETING
+                if before or not self._was_greeting:  # The system takes connections for a scheduler that was killed just now.
+                    self._tell(self._loss())
                 self.end.lost()
             self._is_down.set()
             self.on_changed()
@@ -224,6 +228,7 @@ class LinkClient:
             if type(event) is Closed:
                 self._close(event)
             elif type(event) is Opened:
+                self._was_greeting = False
                 log.info("%s is linked to %s at %s, epoch %d", self.end.name, self.peer, self.dialer.address, event.epoch)
                 self._told.clear()
                 self.on_event(event)
