@@ -19,8 +19,9 @@ that its connection is closed, a moment after its slot was given to another (`cl
 requests that failed beyond those that a killed process had (told by the ports of its connections; and those that the system
 has taken for its port before it had ended), streams that broke off beyond these, how long after the fault a chat that came
 after it had its first byte, and the longest time between the first bytes of two chats from the fault on. `slots` is the most
-that a scheduler has had, by its decision log: `held` may not be more. These are 8, what is kept at the engine beyond the limit
-that was learned (`lead`, docs/admission.md), and without `--tells`, while the limit is probed, which takes a fraction of a
+that a scheduler has had, by its decision log: `held` may not be more. These are 8, as many as a gateway that is gone
+holds in the books and the engine does not show, what is kept at the engine beyond the limit that was learned (`lead`,
+docs/admission.md), and without `--tells`, while the limit is probed, which takes a fraction of a
 second, one more and what is held back for chats then. In the warm-up the limit is searched, with 12 slots or 18 for a moment; a
 leader that takes over begins with what the one before knew.
 """
