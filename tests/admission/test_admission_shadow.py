@@ -8,10 +8,12 @@ from random import Random
 from threading import Lock
 from typing import Any
 
+import msgspec
+import pytest
 from admission_timeline import classes
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_admission_properties import Event, configs, drive, events
+from test_admission_properties import SPANS, Event, configs, drive, events, verbs
 
 from maitred.admission import Admission, AdmissionConfig, AdmissionPolicy, ReleaseReason, Ticket
 from maitred.admission.inputs import Reconfigure
@@ -56,6 +58,8 @@ class LooksAwayAtTimes:
         self._log = TappedLog(None, self._told.append)
         self._core, self.shadow = Admission(config, {"m": 2, "n": 1}, log=self._log), AdmissionShadow(shadow)
         self._instants, self._draw = accumulate(span for *_, span in happened), Random(seed)
+        if seed % 2:  # Somebody looks at the dashboard.
+            self._core.watch(lambda given, decisions: None)
         self.found: list[Disagreement] = []
         self._is_same = is_same
 
@@ -86,6 +90,22 @@ def test_a_shadow_under_the_rules_in_force_never_disagrees_wherever_it_looks_awa
     drive(w, happened, later)  # type: ignore[arg-type]
     assert w.found == []
     assert w.shadow.lacks == ""
+
+
+@pytest.mark.parametrize(
+    "said",
+    [{"mode": "flow-control"}, {"mode": "priority", "policy": "token-bucket(capacity=300,rate=50)"}],
+    ids=["flow-control", "token-bucket"],
+)
+def test_a_copy_has_flow_control_and_the_state_of_policies(said: dict[str, Any]) -> None:
+    config = msgspec.convert(said, AdmissionConfig)
+    for seed in range(10):
+        draw = Random(seed)
+        happened = [(draw.choice(verbs), draw.randrange(30), draw.randrange(4), draw.choice(SPANS)) for _ in range(60)]
+        w = LooksAwayAtTimes(config, config, happened, seed, is_same=True)
+        drive(w, happened, config)  # type: ignore[arg-type]
+        assert w.found == []
+        assert w.shadow.lacks == ""
 
 
 @given(configs(), configs(), configs(), events, st.integers(0, 99))
