@@ -258,6 +258,16 @@ def test_all_problems_of_a_file_at_once(write) -> None:  # type: ignore[no-untyp
     assert ConfigSources(file=write("gateway: {port: 1}")).problems() == []
 
 
+@pytest.mark.parametrize("key", ["classes: {bulk: {queue_size: %d}}", "promotion_burst: %d", "tier_shed_threshold: %d"])
+def test_a_whole_number_that_no_message_to_a_worker_holds(write, key: str) -> None:  # type: ignore[no-untyped-def]
+    problem = error(write(f"admission: {{{key % 2**63}}}"))
+    assert "expected a whole number of 64 bits at most, found 9223372036854775808" in problem
+    assert ConfigSources(file=write(f"admission: {{{key % (2**63 - 1)}}}")).problems() == []
+    assert (
+        ConfigSources(file=write(f"admission: {{token_bucket_capacity: {2**70}}}")).problems() == []
+    )  # a number, not a whole one
+
+
 def test_the_first_hundred_of_thousands_of_mistakes(write) -> None:  # type: ignore[no-untyped-def]
     path = write("gateway:\n" + "".join(f"  k{i}: 1\n" for i in range(5_000)))
     *first, last = ConfigSources(file=path).problems()

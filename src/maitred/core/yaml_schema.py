@@ -13,7 +13,7 @@ It also answers which keys there are, by a walk over the types of the structs.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import UnionType
 from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar, Union, get_args, get_origin
 
@@ -29,6 +29,8 @@ Locator: TypeAlias = Callable[[KeyPath], str]
 _SECRET_SUFFIXES: Final = ("api_key", "api_keys", "secret")
 """Ends of secret keys: no message shows their values."""
 _MISSING_FIELD: Final = "Object missing required field"
+_MOST: Final = 2**63 - 1
+"""The largest whole number that workers, gateways and schedulers can tell each other (MessagePack)."""
 _ANY_KEY: Final = "[...]"
 _STEP: Final = re.compile(r"\.(\w+)|\[(\d+)\]")
 
@@ -127,12 +129,25 @@ class ConfigProblem(msgspec.Struct, frozen=True):
 
 
 def first_problem(tree: Any, root: type[msgspec.Struct], locate: Locator) -> ConfigProblem | None:
-    """Return the first mistake that msgspec finds, or None if `tree` is a valid `root`."""
+    """Return the first mistake that msgspec finds, or the first whole number that no message can hold; None if `tree` is a
+    valid `root`."""
     try:
         msgspec.convert(tree, root)
     except msgspec.ValidationError as error:
         return _explain(str(error), tree, root, locate)
+    for path, number in _whole_numbers(tree, ()):
+        if abs(number) > _MOST and float not in union_members(type_at(root, path)):
+            what = f"expected a whole number of 64 bits at most, found {_display_value(number, path)}"
+            return _problem(path, f"{_display_path(path)}: {what}", locate)
     return None
+
+
+def _whole_numbers(tree: Any, path: KeyPath) -> Iterator[tuple[KeyPath, int]]:
+    if isinstance(tree, int):
+        yield path, tree
+    elif isinstance(tree, dict | list | tuple):
+        for step, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            yield from _whole_numbers(value, (*path, step))
 
 
 def dotted_key(path: KeyPath) -> str:
