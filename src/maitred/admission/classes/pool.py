@@ -97,14 +97,12 @@ class ClassPool(SlotPool):
         ticket.transition(_QUEUE)
         self._start_waiting(ticket)
         self.queues.enqueue(ticket, now)
-        dispatched: list[Decision] = []
-        if blocked_by is Reason.BEHIND_QUEUE and self._reorders:
-            dispatched = self.dispatch(now)
-            if ticket.state is not _QUEUED:
-                return dispatched
-        elif self.slots.in_use < self.slots.capacity:
-            self.schedule_waiters()
+        dispatched = self.dispatch(now) if blocked_by is Reason.BEHIND_QUEUE and self._reorders else []
+        if ticket.state is not _QUEUED:
+            return dispatched
         self._agenda.schedule(self.queues.deadline_of(ticket))
+        if self.slots.in_use < self.slots.capacity:
+            self.schedule_waiters()
         return [Decision(now, ticket.id, _QUEUING, blocked_by), *dispatched]
 
     def release(self, ticket: Ticket, release_reason: ReleaseReason, now: Micros) -> list[Decision]:
@@ -367,16 +365,15 @@ class ClassPool(SlotPool):
 
     def advance(self, now: Micros) -> list[Decision]:
         """Reject requests at their timeout, queue preemptors that have spent their budget, and admit what may enter then."""
-        queues = self.queues
         decisions: list[Decision] = []  # `list[Decision]()` takes thirty times as long
         # Waiting requests expire before preemptors of their lane, because a preemptor that has spent its budget may queue in
         # a place that a timeout has freed. All of it comes before `dispatch`, so that no expired request is admitted.
         for lane in MOST_URGENT_FIRST:
-            while (waiter := queues.expired_waiter(lane, now)) is not None:
+            while (waiter := self.queues.expired_waiter(lane, now)) is not None:
                 decisions.append(self._expire_waiter(waiter, now))
-            if queues.pending_preemptors.count:
+            if self.queues.pending_preemptors.count:
                 # The newest goes first, because each goes to the front of the queue.
-                for preemptor in reversed(queues.expired_preemptors(lane, now)):
+                for preemptor in reversed(self.queues.expired_preemptors(lane, now)):
                     decisions.append(self._fall_back_to_queue(preemptor, Reason.BUDGET_SPENT, now))
         return decisions + self.dispatch(now)
 

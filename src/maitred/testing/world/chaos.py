@@ -117,31 +117,18 @@ async def _die_at_byte(stage: Scene, random: Random) -> None:
         engine.boot()
 
 
-async def _hang(stage: Scene, random: Random) -> None:
-    engine = _engine(stage, random)
-    engine.hangs = True
-    try:
-        await asyncio.sleep(random.choice((1.0, 20.0)))
-    finally:
-        engine.hangs = False
+def _for_a_time(state: str, *secs: float) -> Harm[Scene]:
+    """Return the harm that an attribute of an engine is True for one of so many `secs`."""
 
+    async def harm(stage: Scene, random: Random) -> None:
+        engine = _engine(stage, random)
+        setattr(engine, state, True)
+        try:
+            await asyncio.sleep(random.choice(secs))
+        finally:
+            setattr(engine, state, False)
 
-async def _fail(stage: Scene, random: Random) -> None:
-    engine = _engine(stage, random)
-    engine.fails = True
-    try:
-        await asyncio.sleep(random.choice((0.5, 10.0)))
-    finally:
-        engine.fails = False
-
-
-async def _stall_health(stage: Scene, random: Random) -> None:
-    engine = _engine(stage, random)
-    engine.stalls_health = True
-    try:
-        await asyncio.sleep(random.choice((1.0, 15.0)))
-    finally:
-        engine.stalls_health = False
+    return harm
 
 
 async def _lag(stage: Scene, random: Random) -> None:
@@ -301,9 +288,9 @@ COMMON_FAULTS: Final[dict[str, tuple[Harm[Scene], float]]] = {
     "silence": (_silence, 15.0),
     "crash": (_crash, 15.0),
     "die at byte": (_die_at_byte, 5.0),
-    "hang": (_hang, 15.0),
-    "fail": (_fail, 10.0),
-    "stall health": (_stall_health, 10.0),
+    "hang": (_for_a_time("hangs", 1.0, 20.0), 15.0),
+    "fail": (_for_a_time("fails", 0.5, 10.0), 10.0),
+    "stall health": (_for_a_time("stalls_health", 1.0, 15.0), 10.0),
     "lag": (_lag, 10.0),
     "stand still": (_stand_still, 10.0),
 }
