@@ -30,14 +30,16 @@ _WATCH_SECS: Final = 0.2
 _MESSAGE_ROOM: Final = 1024 * 1024
 """Bytes of a message beside a body."""
 _HANDSHAKE_SECS: Final = 10.0
+_FEW_STREAMS: Final = 4
 _OK, _NOT_FOUND, _UNIMPLEMENTED, _INTERNAL = 0, 5, 12, 13
 
 
 class GrpcRpc:
     """A stream of gRPC (`ext_proc_stream.Rpc`)."""
 
-    def __init__(self, connection: Http2Connection, stream: Http2Stream) -> None:
+    def __init__(self, connection: Http2Connection, stream: Http2Stream, loop: asyncio.AbstractEventLoop) -> None:
         self._connection, self._stream = connection, stream
+        self._loop = loop  # In CPython 3.11, `get_running_loop` is a system call.
         self._readable: asyncio.Future[None] | None = None
         self._writable: asyncio.Future[None] | None = None
 
@@ -52,14 +54,14 @@ class GrpcRpc:
         while not stream.inbox:
             if stream.is_ended:
                 return None
-            self._readable = asyncio.get_running_loop().create_future()
+            self._readable = self._loop.create_future()
             await self._readable
         return self._connection.read(stream)
 
     async def write(self, message: bytes) -> None:
         """Send a message, when the one before it has left."""
         while self._stream.pending:
-            self._writable = asyncio.get_running_loop().create_future()
+            self._writable = self._loop.create_future()
             await self._writable
         self._connection.send(self._stream, message)
 
@@ -116,7 +118,7 @@ class _Connection(asyncio.Protocol):
             self._transport.close()
 
     def _begin(self, stream: Http2Stream, path: str) -> None:
-        rpc = stream.listener = GrpcRpc(self.http2, stream)
+        rpc = stream.listener = GrpcRpc(self.http2, stream, self._loop)
         self._server.begin(self._serve(rpc, stream, path))
 
     async def _serve(self, rpc: GrpcRpc, stream: Http2Stream, path: str) -> None:
@@ -127,7 +129,12 @@ class _Connection(asyncio.Protocol):
             self.http2.end(stream, status)
 
     def _flush_soon(self) -> None:
-        self._loop.call_soon(self._flush)
+        if self._transport is None:  # `connection_made` flushes.
+            return
+        if len(self.http2.streams) <= _FEW_STREAMS:
+            self._flush()  # There is nobody to share a turn of the loop with.
+        else:
+            self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         """Send all that was said in this turn of the loop at once."""

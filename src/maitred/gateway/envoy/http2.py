@@ -105,7 +105,9 @@ class Http2Connection:
             end = at + 9 + size
             if len(received) < end:
                 break
-            self._on_frame(kind, flags, number & _MAX_WINDOW, bytes(received[at + 9 : end]))
+            with memoryview(received) as whole:  # A slice of the bytes themselves is one copy more.
+                payload = bytes(whole[at + 9 : end])
+            self._on_frame(kind, flags, number & _MAX_WINDOW, payload)
             at = end
         del received[:at]
 

@@ -77,7 +77,8 @@ class Http2Stream:
                 raise ValueError("it is compressed" if part[at] else f"it has {size} bytes, and {max_message} are the most")
             if len(part) - at < 5 + size:
                 break
-            self.inbox.append(bytes(part[at + 5 : at + 5 + size]))
+            with memoryview(part) as whole:
+                self.inbox.append(bytes(whole[at + 5 : at + 5 + size]))
             at, is_whole = at + 5 + size, True
         del part[:at]
         return is_whole
