@@ -206,6 +206,32 @@ def test_a_path_follows_the_table_of_the_peer_and_not_an_older_block() -> None:
         assert peer.calls[-1].path == path
 
 
+BLOCKS = st.tuples(st.sampled_from((PATH, "/b", "/" + "c" * 40)), st.booleans(), st.sampled_from((None, 0, 70, 150, 4096)))
+
+
+@given(st.lists(BLOCKS, max_size=12))
+def test_a_path_is_that_of_its_block_whatever_becomes_of_the_table(blocks: list[tuple[str, bool, int | None]]) -> None:
+    peer = Peer().start()
+    for number, (path, is_literal, table_size) in enumerate(blocks):
+        if table_size is not None:
+            peer.encoder.header_table_size = table_size
+        block = peer.encoder.encode([(":method", "POST", False), (":path", path, is_literal), ("te", "trailers", False)])
+        peer.http2.receive(frame(HEADERS, END_HEADERS, 2 * number + 1, block))
+        assert peer.calls[-1].path == path
+
+
+def test_a_block_that_changes_no_table_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Envoy's path is a literal that is not indexed."""
+    peer, decoded = Peer().start(), list[bytes]()
+    decode = peer.http2._decoder.decode
+    monkeypatch.setattr(peer.http2._decoder, "decode", lambda block, raw: decoded.append(block) or decode(block, raw=raw))
+    for number in range(1, 9, 2):
+        block = peer.encoder.encode([(":method", "POST", False), (":path", PATH, True), ("te", "trailers", False)])
+        peer.http2.receive(frame(HEADERS, END_HEADERS, number, block))
+    assert [call.path for call in peer.calls] == [PATH] * 4
+    assert len(decoded) == 2
+
+
 def test_streams_that_are_reset_leave_nothing() -> None:
     peer = Peer().start()
     for number in range(1, 2001, 2):
