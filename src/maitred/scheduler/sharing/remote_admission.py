@@ -1,8 +1,8 @@
 """The driver of admission at a gateway whose scheduler is another process: every input is said, every decision is heard.
 
-A slot is granted together with a backend (`RemoteLease.place`). What the gateway may do by itself is decided at its end of the
-link (`link.gateway_end`): whether the first byte may be sent, above all. The numbers of requests on the link are in the order
-in which they ask for a slot. Compiled (`tools/compile.py`).
+A slot is granted together with a backend (`RemoteSlotLease.place`). What the gateway may do by itself is decided at its end of
+the link (`link.gateway_end`): whether the first byte may be sent, above all. The numbers of requests on the link are in the
+order in which they ask for a slot. Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class RemoteEnd(Protocol):
         ...
 
 
-class RemoteLease(SlotLease):
+class RemoteSlotLease(SlotLease):
     """A request in admission."""
 
     place: tuple[int, int | None] | None = None
@@ -95,13 +95,13 @@ class RemoteAdmission(RealTimeAdmission):
         """`memory_number` returns the number of the memory of a request, 0 for none; None: no request has one."""
         super().__init__(core, clock)
         self._end, self._memory_number = end, memory_number
-        self._by_number: dict[int, RemoteLease] = {}
-        self._by_id: dict[RequestId, RemoteLease] = {}
+        self._by_number: dict[int, RemoteSlotLease] = {}
+        self._by_id: dict[RequestId, RemoteSlotLease] = {}
         self._last_number = 0
 
     def submit(self, request: Request, cost: int, task: asyncio.Task[None], now: Micros) -> SlotLease:
         self._last_number += 1
-        lease = RemoteLease(request, task, self._last_number)
+        lease = RemoteSlotLease(request, task, self._last_number)
         lease.wait_anew()
         self._leases[request.id] = self._by_id[request.id] = self._by_number[lease.number] = lease
         memory = 0 if self._memory_number is None else self._memory_number(request.id)

@@ -35,7 +35,7 @@ class ProgramsEnd(Protocol):
         ...
 
 
-class RemoteLease(MemoryLease):
+class RemoteMemoryLease(MemoryLease):
     """A request that waits for memory or has it."""
 
     __slots__ = ("number", "unserved")
@@ -62,7 +62,7 @@ class RemotePrograms(RealTimePrograms):
     def __init__(self, core: Programs, clock: Clock, end: ProgramsEnd) -> None:
         super().__init__(core, clock)
         self._end = end
-        self._by_number: dict[int, RemoteLease] = {}
+        self._by_number: dict[int, RemoteMemoryLease] = {}
         self._last_number = 0
 
     def begin(
@@ -70,7 +70,7 @@ class RemotePrograms(RealTimePrograms):
     ) -> MemoryLease:
         self._last_number += 1
         number = self._last_number
-        lease = RemoteLease(request, now, number, asks_for_stream=asks_for_stream, ends_program=ends_program)
+        lease = RemoteMemoryLease(request, now, number, asks_for_stream=asks_for_stream, ends_program=ends_program)
         self._leases[request.id] = self._by_number[number] = lease
         terms = ProgramTerms(
             *(request.model, request.tenant, request.program, request.parent, int(request.priority_class)),
@@ -80,11 +80,11 @@ class RemotePrograms(RealTimePrograms):
         return lease
 
     def add_progress(self, lease: MemoryLease, tokens: int) -> None:
-        assert isinstance(lease, RemoteLease)
+        assert isinstance(lease, RemoteMemoryLease)
         self._end.add_program_tokens(lease.number, tokens)
 
     def end(self, lease: MemoryLease, ended_at: Micros = 0) -> None:
-        assert isinstance(lease, RemoteLease)
+        assert isinstance(lease, RemoteMemoryLease)
         if self._leases.pop(lease.request.id, None) is None:
             return
         del self._by_number[lease.number]
@@ -103,7 +103,7 @@ class RemotePrograms(RealTimePrograms):
     def memory_number(self, request_id: int) -> int:
         """Return the number on the link of the memory of a request, or 0 for one of no program."""
         lease = self._leases.get(request_id)
-        return lease.number if isinstance(lease, RemoteLease) else 0
+        return lease.number if isinstance(lease, RemoteMemoryLease) else 0
 
     def on_memory(self, told: Memory) -> None:
         """Take what the scheduler says of a memory."""
