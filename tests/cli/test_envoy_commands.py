@@ -66,3 +66,14 @@ def test_a_missing_extra_is_named(monkeypatch):
     with pytest.raises(ConfigError, match="hpack is not installed") as raised:
         require_extra("--ext-proc")
     assert "maitred[envoy]" in str(raised.value)
+
+
+@pytest.mark.parametrize("ext_proc", [(), ("--ext-proc", "127.0.0.1:0")])
+def test_a_scheduler_that_no_request_passes_says_that_it_records_none(ext_proc, tmp_path, monkeypatch, capsys, caplog):
+    secret = tmp_path / "secret"
+    secret.write_text("a secret of thirty-two characters or more")
+    secret.chmod(0o600)
+    given = ("--pages-host", "203.0.113.1", "--link-secret-file", str(secret), "--record", str(tmp_path / "r"))
+    code, _, err = run(monkeypatch, capsys, "scheduler", "--backend", "http://127.0.0.1:1", *given, *ext_proc)
+    assert (code, "203.0.113.1 is no address of this machine" in err) == (2, True), err  # after all else was said
+    assert any("without --ext-proc" in message for message in caplog.messages) is not bool(ext_proc)
