@@ -294,7 +294,7 @@ def test_a_reader_that_went_away_is_no_error() -> None:
     os.close(output)
 
     assert done.stderr == b""
-    assert done.returncode == 1
+    assert done.returncode == 141  # as of a program that SIGPIPE ends; 1 is the answer of verify, tune and replay
 
 
 def in_a_shell(line: str, **env: str) -> subprocess.CompletedProcess[str]:

@@ -47,6 +47,7 @@ def test_the_environment_says_what_the_flag_does_not() -> None:
         ({"maitred": {"scheduler": "no_module:Mine"}}, {}, f"{PLACE}: cannot load scheduler 'no_module:Mine'"),
         ({}, {"MAITRED_SCHEDULER": "sjff"}, "MAITRED_SCHEDULER: unknown scheduler 'sjff' (did you mean 'sjf'?)"),
         ({}, {"MAITRED_SEED": "dice"}, "MAITRED_SEED: seed: expected a whole number, found 'dice'"),
+        ({}, {"MAITRED_SEED": "\udcff"}, "MAITRED_SEED:1: not YAML: a character that text does not have (U+DCFF)"),
         ({"maitred": {"priority_policy": "rank"}}, {}, f"{PLACE}: unknown priority policy 'rank'"),
     ],
 )

@@ -53,7 +53,7 @@ from maitred.core.errors import MaitredError, describe_os_error, quote
 from maitred.core.printing import printable
 
 USER_ERROR: Final = 2
-NO_READER: Final = 1
+NO_READER: Final = 141  # 128 + SIGPIPE; 1 would say of a verify that a decision differs
 CANNOT_WRITE: Final = {errno.EBADF, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC}
 
 _COMMANDS: Final[Mapping[str, Command[Any] | Callable[..., None]]] = {
@@ -161,7 +161,9 @@ def run() -> NoReturn:
         code = complain(_usage(error))
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit) as end:  # typer itself exits with 1 for what it prints
+        if not isinstance(end, BrokenPipeError) and not isinstance(end.__context__, BrokenPipeError):
+            raise
         code = NO_READER
         _discard_output()
     except OSError as error:

@@ -68,5 +68,5 @@ def _value(text: str, name: str, key: str) -> Any:
     """Return `text` itself if the key takes text, else its value as YAML. Raises ConfigError if it is no YAML."""
     try:
         return msgspec.convert(text, section_keys(PluginConfig)[key])
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, UnicodeEncodeError):  # The latter is for bytes that are no text; the document says so.
         return YamlDocument(text, name).value
