@@ -125,6 +125,10 @@ class RunningBatch:
         """
         raise NotImplementedError
 
+    def plan_decodes(self, max_repeats: int) -> StepPlan | None:
+        """Plan a step as `schedule` does, where every sequence of the instance decodes. None: ask `schedule`."""
+        return None
+
     @property
     def running(self) -> int:
         return len(self.sequences)

@@ -11,9 +11,9 @@ plans k steps at once, and the latency model says exactly how long they take. Th
 
 When any of this happens is decided by the clock of the engine: `Instance`, or `compat.blis.BlisInstance`.
 
-Example: a step takes 100 µs and 10 µs for each sequence that decodes. Two sequences decode and have 30 and 50 tokens to go. The
-run that starts at t = 0 has 30 steps and ends at t = 3,600. A request arrives at t = 250: the batch has room, so the run
-is truncated to the 3 steps that end by t = 360, and the step that starts then has a chunk of its prompt.
+Example: a step takes 100 µs and 10 µs for each sequence that decodes. Two decode, and have 30 and 50 tokens to go. The run that
+starts at t = 0 has 30 steps and ends at t = 3,600. A request arrives at t = 250, and the batch has room: the run is cut to the
+3 steps that end by t = 360, and the step that starts then has a chunk of its prompt.
 
 Compiled (`tools/compile.py`).
 """
@@ -92,8 +92,7 @@ class EngineCore:
         self.next_start: Micros = 0
         """The instant (µs) at which the next step begins, if no run is in progress and there is work."""
         self.queue_caps = QueueCaps(config.max_num_queued_reqs, config.max_num_queued_tokens)
-        self._num_arrivals = 0
-        self.num_preemptions = 0
+        self._num_arrivals = self.num_preemptions = 0
         self.meter: StepMeter | None = None
         """The meter that receives every run, or None if nothing is measured."""
         self.itl_log: ItlLog | None = None
@@ -162,7 +161,7 @@ class EngineCore:
 
     def start_run(self) -> StepRun:
         """Plan the step that begins at `next_start`, and find out how often it may repeat."""
-        now, batch, mailbox = self.next_start, self.batch, self._mailbox
+        now, batch, mailbox, run = self.next_start, self.batch, self._mailbox, self._next_run
         if mailbox is not None:
             mailbox.deliver_before_plan()
         # A completion frees a slot and blocks, so the run goes on to the next one. After a preemption or an abort nothing may
@@ -172,6 +171,11 @@ class EngineCore:
             steps = 1 if self._held.count else self._completions.next_step - batch.step_index
             if steps < limit:
                 limit = steps if steps > 1 else 1  # those that decode have completed, which the scheduler does not know
+            is_usual = batch.num_decodes == len(self.sequences) and mailbox is None and not self._is_spread_aware
+            if is_usual and (decodes := batch.plan_decodes(limit)) is not None:
+                self.run = run
+                run.begin(now, decodes, batch.num_decodes, batch.context_tokens)
+                return run
         running = len(batch.sequences) if mailbox is None else self.num_running
         waiting = self.waiting if len(self.sequences) > running else None
         plan = batch.schedule(waiting, now, limit)
@@ -180,7 +184,6 @@ class EngineCore:
             looks = self.counts_service and (mailbox is not None or not (waiting is None or plan.is_closed))
             if looks or self._max_repeats == 1:
                 plan.max_repeats = 1
-        run = self._next_run
         if plan.is_plain and (batch.num_decodes or plan.chunks) and not self._is_spread_aware:
             run.begin(now, plan, batch.num_decodes, batch.context_tokens)
         else:
@@ -320,8 +323,7 @@ class EngineCore:
                 seq.first_token_at = now
                 if self.tells_first_tokens:
                     self.events.append(InstanceEvent(now, _FIRST_TOKEN, seq))
-            # The first token came before a preemption, or in the instance that computed the prompt: the client has waited
-            # since.
+            # The first token came before a preemption, or from the instance that computed the prompt.
             elif self.meter is not None:
                 self.meter.add_single_gap(seq.request_id, now - seq.preempted_at)
             self._completions.add(seq, seq.decode_origin_step + self._output_lengths[seq.request_id])
@@ -331,8 +333,7 @@ class EngineCore:
                 self._held.on_decode_start(seq)
 
     def _account_chunks(self, run: StepRun, steps: int) -> None:
-        """Tell the wait queue of the chunks of the first `steps` steps of `run`, step by step. The work was done for sequences
-        that were withdrawn during the step, too."""
+        """Tell the wait queue of the chunks of the first `steps` steps of `run`, those of withdrawn sequences included."""
         for step in range(steps if run.plan.chunks else 0):
             ended = run.starts_at + run.time_of(step + 1)
             for chunk in run.plan.chunks:

@@ -118,8 +118,8 @@ class StepRun:
         self._shape = shape
         self.steps = steps = plan.max_repeats
         if self._linear is not None:
-            prefill_tokens = plan.prefill_tokens if shape is None else shape.prefill_tokens
-            self.step_time = step_time = self._linear.time_of(prefill_tokens, num_decodes)
+            linear, prefill = self._linear, plan.prefill_tokens if shape is None else shape.prefill_tokens
+            self.step_time = step_time = linear.time_of(prefill, num_decodes) if prefill else linear.decode_times[num_decodes]
             self.ends_at = self.outcome_at = starts_at + step_time * steps
         else:
             self.growth, self._line = -1, None

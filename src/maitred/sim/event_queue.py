@@ -157,7 +157,7 @@ class ArrivalFeed:
         request = job.request
         arrival = request.arrival
         # All arithmetic relies on the type.
-        if not (type(arrival) is int and type(request.prompt_tokens) is int and type(job.output_tokens) is int):
+        if not (type(arrival) is type(request.prompt_tokens) is type(job.output_tokens) is int):
             raise no_whole_numbers(job)
         if arrival < now:
             before = f"after one that arrived at {now} µs" if self.num_arrived else "before the run begins at 0"

@@ -52,6 +52,9 @@ class NotingBatch(ContinuousBatch):
 
     replay: Replay
 
+    def plan_decodes(self, max_repeats: int) -> StepPlan | None:
+        return None  # every step is asked for by `schedule`, and so noted
+
     def schedule(self, waiting: WaitQueue | None, now: Micros, max_repeats: int) -> StepPlan:
         before, admissions = self.replay.waiting(), self._num_admissions
         plan = super().schedule(waiting, now, max_repeats)

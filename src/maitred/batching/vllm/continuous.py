@@ -103,13 +103,21 @@ class ContinuousBatch(RunningBatch):
         # The usual step: nothing prefills and nothing can be admitted, so only the free blocks limit the run, and planning it
         # costs O(block size) at most, however many sequences decode.
         if open_to is None and not self._prefilling:
-            repeats = self._blocks.max_steps(max_repeats)
-            if not repeats:
-                return self._serve_in_turn()
-            plan = self._decode_plan
-            plan.max_repeats, plan.takes_decode_blocks = repeats, False
-            return plan
+            return self._repeat_decodes(max_repeats) or self._serve_in_turn()
         return self._schedule_prompts(waiting, open_to, now, max_repeats)
+
+    def plan_decodes(self, max_repeats: int) -> StepPlan | None:
+        return self._repeat_decodes(max_repeats) if self._cadence is None else None
+
+    def _repeat_decodes(self, max_repeats: int) -> StepPlan | None:
+        """Plan a step that only decodes, or return None if the blocks for it are not free."""
+        self.num_transferred = 0
+        repeats = self._blocks.max_steps(max_repeats)
+        if not repeats:
+            return None
+        plan = self._decode_plan
+        plan.max_repeats, plan.takes_decode_blocks = repeats, False
+        return plan
 
     def _schedule_prompts(
         self, waiting: WaitQueue | None, open_to: WaitQueue | None, now: Micros, max_repeats: int
