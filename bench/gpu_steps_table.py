@@ -21,7 +21,7 @@ from maitred.instance.catalogue import resolve_instance
 from maitred.instance.latency import LatencyConfig, parse_latency
 
 MODEL = "meta-llama/llama-3.1-8b"
-MODELS = ("aiconfigurator(step_overhead=0)", "roofline", "trained-physics")
+MODELS = ("aiconfigurator(step_overhead=0, sequence_overhead=0)", "roofline", "trained-physics")
 
 KINDS: dict[str, Callable[[dict[str, Any]], bool]] = {
     "whole prompts": lambda step: not step["decodes"] and not step["before"],

@@ -120,7 +120,9 @@ def rates(planner: Planner, *, of_that_time: bool) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--latency-model", default="aiconfigurator(engine=vllm, step_overhead=0, alpha=[0, 0, 0])")
+    parser.add_argument(
+        "--latency-model", default="aiconfigurator(engine=vllm, step_overhead=0, sequence_overhead=0, alpha=[0, 0, 0])"
+    )
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=42)
     options = parser.parse_args()

@@ -20,14 +20,11 @@ the deployments (`is_fitted`), which --overheads does, and `bare` is without the
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import logging
-import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from random import Random
@@ -40,8 +37,7 @@ from msgspec.structs import replace
 from maitred import InstanceConfig
 from maitred.core.errors import ConfigError
 from maitred.instance.catalogue import find_hardware, find_model
-from maitred.instance.catalogue.measured import find_silicon_name
-from maitred.instance.catalogue.silicon import SiliconQuery, silicon_blocks, silicon_model_files, silicon_table
+from maitred.instance.catalogue.silicon import SiliconQuery, in_graphs, silicon_blocks, silicon_model_files, silicon_table
 from maitred.instance.catalogue.silicon_accuracy import with_overheads
 from maitred.instance.catalogue.specs import read_model_config
 from maitred.instance.latency import (
@@ -55,6 +51,7 @@ from maitred.instance.latency import (
 )
 from maitred.sim import simulate
 from maitred.workload import closed_loop
+from silicon_pairs import Row, read_rows, served
 from silicon_recipes import Setup, published_keys
 
 STEP_TOKENS = 8192
@@ -71,57 +68,6 @@ LEAST_TOLD = 5
 LEAST_GROUP = 50
 WEIGHTS = {"nvfp4": 0.5625, "int4_wo": 0.5, "fp8": 1.0, "fp8_block": 1.0, "": 0.0}
 """Bytes of a parameter."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One measured pair and its deployment."""
-
-    id: str
-    query: SiliconQuery
-    users: int
-    prompt: int
-    output: int
-    varies: bool
-    precision: str
-    ttft_ms: float
-    tpot_ms: float
-
-
-def read_rows(path: Path) -> list[Row]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return [_row(row) for row in csv.DictReader(file) if row["mode"] == "agg"]
-
-
-def _row(row: dict[str, str]) -> Row:
-    stated = re.search(r"silicon_concurrency=(\d+)", row["silicon_data_source"])
-    ranks = int(row["attention_dp_size"] or 1) or 1
-    found = find_silicon_name(row["model_path"])
-    return Row(
-        id=row["id"],
-        query=SiliconQuery(
-            model=found[0] if found else row["model_path"],
-            system=row["system"],
-            engine=row["backend"],
-            tensor_parallel_size=int(row["tp_size"]),
-            pipeline_parallel_size=int(row["pp_size"] or 1),
-            data_parallel_size=ranks,
-            expert_parallel_size=int(row["moe_ep_size"] or 1) or 1,
-            precision=row["gemm_quant_mode"],
-            expert_precision=row["moe_quant_mode"],
-        ),
-        users=int(stated[1]) if stated else int(row["batch_size"]) * ranks,
-        prompt=int(row["isl"]),
-        output=int(row["osl"]),
-        varies=not row["silicon_data_source"].startswith(_OWN),
-        precision=row["precision"],
-        ttft_ms=float(row["silicon_ttft_ms"]),
-        tpot_ms=float(row["silicon_tpot_ms"]),
-    )
-
-
-_OWN = "source_file=/"
-"""Begins the source of the pairs that AIConfigurator's authors measured themselves; the others are InferenceX's."""
 
 
 @cache
@@ -170,7 +116,7 @@ def simulated(row: Row, latency: LatencyConfig, rounds: int) -> tuple[float, flo
     keys: dict[str, Any] = {
         "flavour": row.query.engine,
         "latency": latency,
-        "total_kv_blocks": kv_blocks(row.query),
+        "total_kv_blocks": kv_blocks(known_query(row)),
         "max_num_seqs": row.users,
         "max_model_len": row.prompt + row.output,  # what TensorRT-LLM reserves for a request
         "max_num_batched_tokens": STEP_TOKENS,
@@ -207,7 +153,7 @@ def predicted(row: Row) -> tuple[float, float]:
     """Return the TTFT and TPOT in ms that AIConfigurator itself predicts."""
     from aiconfigurator_core.sdk.config import RuntimeConfig
 
-    backend, model, database = predictor(row.query)
+    backend, model, database = predictor(in_graphs(known_query(row)))
     batch = max(1, row.users // row.query.data_parallel_size)
     config = RuntimeConfig(batch_size=batch, isl=row.prompt, osl=row.output)
     summary = backend.run_agg(model, database, config, ctx_tokens=row.prompt).get_summary_df().iloc[0]
@@ -222,7 +168,20 @@ def attempt(question: Callable[[], tuple[float, float]]) -> tuple[float, float] 
 
 
 def kernels(row: Row) -> AIConfiguratorLatency:
-    return AIConfiguratorLatency(table=silicon_table(row.query))
+    return AIConfiguratorLatency(table=silicon_table(known_query(row)))
+
+
+@cache
+def known_query(row: Row) -> SiliconQuery:
+    """Return the deployment with the precision of the checkpoint that was served, or as the row has it where there are no
+    kernels for that."""
+    for query in (served(row.query, row.precision), row.query):
+        try:
+            silicon_table(query)
+            return query
+        except ConfigError:
+            continue
+    return row.query
 
 
 def answers(row: Row, names: Iterable[str], rounds: int) -> dict[str, Any]:

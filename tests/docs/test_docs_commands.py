@@ -69,7 +69,7 @@ ELSEWHERE = {
     r"python tools/vllm/check_interface\.py .*": "tests/plugins/test_vllm_interface.py runs it on what was read of the wheel",
     r"python -m maitred\.plugins\.vllm .*": "tests/plugins/test_step_log.py runs it on recorded steps",
     r"python -m maitred\.testing\.world .*": "tests/testing/test_world_command.py runs it",
-    r"(maitred|python) .*(silicon\.py|published_\w+\.py|aiconfigurator).*": "it needs the extra `silicon`; "
+    r"(maitred|python) .*(silicon\w*\.py|published_\w+\.py|aiconfigurator).*": "it needs the extra `silicon`; "
     "tests/instance/catalogue/test_measured_kernels.py runs where it is installed",
     r"python bench/gateway\.py .*": "it compares with nginx and SMG, which need not be there",
     r"python tools/check_dashboard\.py": "it needs a Prometheus; tests/gateway/test_gateway_dashboard.py holds the dashboard "

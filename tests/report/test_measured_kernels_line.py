@@ -44,24 +44,28 @@ def run(latency: AIConfiguratorLatency, prompt: int = 100, output: int = 4) -> m
         (
             "vllm",
             "B200",
-            "with 1,500 µs per step and 66 ms per request, fitted on half of 925 pairs, median error TTFT 17 %, TPOT 8 % ",
+            "with 1,500 µs per step, 25 µs per sequence of a step and 44 ms per request, fitted on half of 875 pairs, median "
+            "error TTFT 18 %, TPOT 8 % ",
         ),
         (
             "vllm",
             "H100",
-            "with 1,500 µs per step and 0 ms per request, fitted on half of 925 pairs, median error TTFT 11 %, TPOT 7 % ",
+            "with 1,500 µs per step, 25 µs per sequence of a step and 0 ms per request, fitted on half of 875 pairs, median "
+            "error TTFT 11 %, TPOT 5 % ",
         ),
         (
             "sglang",
             "H200",
-            "with 2,250 µs per step and 195 ms per request, fitted on half of 832 pairs, median error TTFT 17 %, ",
+            "with 800 µs per step, 25 µs per sequence of a step and 184 ms per request, fitted on half of 603 pairs, median "
+            "error TTFT 21 %, ",
         ),
         (
             "trtllm",
             "H100",
-            "(AIConfigurator), median error TTFT 29 %, TPOT 8 % on 305 measured pairs of h100_sxm under trtllm; ",
+            "(AIConfigurator) with 300 µs per step and 0 ms per request, fitted on half of 965 pairs, median error TTFT 29 %, "
+            "TPOT 6 % on 305 measured pairs of h100_sxm under trtllm; ",
         ),
-        ("vllm", "A100", "TPOT 10 % on 373 measured pairs of other systems under vllm, as a100_sxm has too few; "),
+        ("vllm", "A100", "TPOT 8 % on 350 measured pairs of other systems under vllm, as a100_sxm has too few; "),
     ],
 )
 def test_the_line_says_overheads_and_the_error_on_the_nearest_pairs(engine: str, hardware: str, words: str) -> None:
@@ -69,7 +73,7 @@ def test_the_line_says_overheads_and_the_error_on_the_nearest_pairs(engine: str,
 
 
 def test_zeros_turn_overheads_off_and_nothing_is_known_of_the_error() -> None:
-    off = kernels("vllm", "B200", AIConfiguratorLatency(step_overhead=0, alpha=(0, 0, 0)))
+    off = kernels("vllm", "B200", AIConfiguratorLatency(step_overhead=0, sequence_overhead=0, alpha=(0, 0, 0)))
     assert off.compiled().overheads.queueing_delay(100) == 0
     assert "with 0 µs per step and 0 ms per request as given, error unknown" in run(off).simulated
 

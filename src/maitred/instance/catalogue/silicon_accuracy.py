@@ -39,7 +39,7 @@ def without_request_overhead(latency: AIConfiguratorLatency) -> AIConfiguratorLa
 def described_overheads(latency: AIConfiguratorLatency) -> str:
     """Return the overheads of a resolved latency model and whence they are, in words; empty where none was fitted.
 
-    Example: `with 500 µs per step, 30 µs per sequence of a step and 66 ms per request, fitted on half of 925 pairs`.
+    Example: `with 1,500 µs per step, 25 µs per sequence of a step and 44 ms per request, fitted on half of 875 pairs`.
     """
     step, sequence = latency.step_overhead or 0.0, latency.sequence_overhead or 0.0
     request = (latency.alpha or NO_ALPHA)[0] / 1000
