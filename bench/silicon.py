@@ -1,4 +1,4 @@
-"""How far are simulated TTFT and TPOT from 3,619 measured pairs? The table of docs/accuracy.md.
+"""How far are simulated TTFT and TPOT from 3,024 measured pairs? The table of docs/accuracy.md.
 
     python bench/silicon.py --out silicon.jsonl                # all; what is in the file already is not computed again
     python bench/silicon.py --out silicon.jsonl --sample 500   # 500 of them, drawn with --seed
@@ -6,7 +6,7 @@
 
 The pairs are those of `systems/silicon_sample.csv` in aiconfigurator-core (the extra `silicon`): mean TTFT and TPOT of a closed
 loop of so many clients against one deployment of vLLM, SGLang or TensorRT-LLM, most of them from InferenceX. Its 1,602 rows of
-disaggregated deployments, which do not say how most of their workers were set up, are left out.
+disaggregated deployments are those of bench/silicon_disaggregated.py.
 
 Each is simulated as it was measured: as many users, who each send the next request when the last one is answered, --rounds
 requests of each, prompts and answers uniformly between 0.8 and 1 times the stated length (`--random-range-ratio 0.8`, as
