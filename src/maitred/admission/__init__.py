@@ -10,6 +10,7 @@ follow), `preempt` (stop the work of a request that holds a slot, and release it
 has left).
 
     core.py              Admission: the inputs and their answers; how inputs settle what is due
+    core_views.py        what can be read of it between two inputs
     inputs.py            the inputs as data, as a log has them
     adoption.py          requests that another core has decided on, taken over each in its state
     coordinator.py       settles what changes of one pool mean for the others, and what is due

@@ -32,15 +32,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from maitred.admission import inputs
 from maitred.admission.adoption import enlist, taken_over
 from maitred.admission.coordinator import PoolCoordinator
+from maitred.admission.core_views import AdmissionViews
 from maitred.admission.gates.gates import Gates
-from maitred.admission.gates.policy_gate import Refusal
-from maitred.admission.learned_slots.signals import NO_DEMAND, PoolDemand
 from maitred.admission.pool.agenda import NEVER, Agenda
-from maitred.admission.pool.pool_views import HeadroomWatch, PoolSurvey, PoolView
+from maitred.admission.pool.pool_views import HeadroomWatch
 from maitred.admission.pool.slot_pool import EMPTY_LOAD, LoadProbe, no_load
 from maitred.admission.pool_directory import PoolDirectory
 from maitred.admission.terms.config import AdmissionConfig
-from maitred.admission.terms.counters import ClassView
 from maitred.admission.terms.enums import ReleaseReason
 from maitred.admission.terms.lead import NO_LEAD, Lead
 from maitred.admission.terms.limits import UsageRecord
@@ -50,10 +48,8 @@ from maitred.admission.terms.ticket import SLOT_HOLDING_STATES, Ticket, TicketEv
 from maitred.core.contracts import FleetLoad
 from maitred.core.copying import copied
 from maitred.core.decisions import Decision, DecisionLog, Input, Recorder
-from maitred.core.errors import InvariantError
-from maitred.core.request import PriorityClass, Request, RequestId
+from maitred.core.request import Request, RequestId
 from maitred.core.slo_classes import slo_class_of, slo_priority
-from maitred.core.steps import Steps
 from maitred.core.tapped_log import WatchedRecorder
 from maitred.core.units import Micros
 
@@ -62,7 +58,7 @@ _NEW, _STREAMING, _VICTIM, _LEFT = TicketState.NEW, TicketState.STREAMING, Ticke
 _DECLINE, _FIRST_BYTE, _PREEMPTED = TicketEvent.DECLINE, TicketEvent.FIRST_BYTE, ReleaseReason.SLOT_PREEMPTED
 
 
-class Admission:
+class Admission(AdmissionViews):
     """Decides which requests may be in flight."""
 
     def __init__(
@@ -126,11 +122,6 @@ class Admission:
             core.resize(model, capacity, now, lead)
         core.adopt([taken_over(ticket) for ticket in self._tickets.values()], now)
         return core
-
-    @property
-    def tickets(self) -> Mapping[RequestId, Ticket]:
-        """The requests that wait or hold slots."""
-        return self._tickets
 
     def watch(self, watch: Callable[[Input, Sequence[Decision]], object] | None) -> None:
         """Tell `watch` each input from now on that raises nothing, with what was decided; None: nobody any more. Loads that are
@@ -333,10 +324,6 @@ class Admission:
         self._agenda.mark(self._pools.resize(pool, capacity, lead).name)
         return [*settled, *self._coordinator.settle(now)]
 
-    def is_unused(self, pool: str) -> bool:
-        """Return whether no request of this model waits or holds a slot. Raises KeyError for an unknown one."""
-        return self._pools.is_unused(pool)
-
     def forget(self, pool: str, now: Micros) -> Sequence[Decision]:
         """Remove a model that is not served any more. What it has counted stays in `class_views`. Raises ValueError if a
         request of it waits or holds a slot, and KeyError for an unknown model."""
@@ -376,38 +363,6 @@ class Admission:
                 if pool.waiting or pool.watches_lead:
                     return due
         return None
-
-    @property
-    def pool_names(self) -> Sequence[str]:
-        """The names of the pools in alphabetical order: those of the models, or SHARED_POOL."""
-        return list(self._pools.by_name)
-
-    def refusal(self, decision: Decision) -> Refusal | None:
-        """Return what to tell the client of a request that was just rejected, or None if no admission policy rejected it."""
-        return self._gates.refusal(decision)
-
-    def view(self, pool: str) -> PoolView:
-        """Return what one pool looks like now. Raises KeyError for an unknown pool."""
-        return self._pools.view(pool)
-
-    def demand(self, model: str) -> PoolDemand:
-        """Return what waits for the slots of a model; nothing for an unknown one, and where slots are no limit."""
-        pool = self._pool_of_model.get(model)
-        return NO_DEMAND if pool is None else pool.demand()
-
-    def class_views(self) -> Mapping[PriorityClass, ClassView]:
-        """Return each class over all pools, most urgent first; nothing if there are no pools."""
-        return self._pools.class_views()
-
-    def survey(self) -> Steps[PoolSurvey]:
-        """Return in steps what all pools look like. Each model is looked at at an instant of its own, so that in each class the
-        requests add up, and the models are not of one instant."""
-        return self._pools.survey()
-
-    def check(self) -> None:
-        """Raise InvariantError if counters, slots and queues do not match, or something is left to settle. For tests; O(n)."""
-        for problem in self._pools.find_violations(self._tickets.values(), self._tenant_accounts.values()):
-            raise InvariantError(problem)
 
     def _use(self, config: AdmissionConfig) -> None:
         self.config, self.uses_costs = config, config.uses_costs

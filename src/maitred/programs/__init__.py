@@ -1,6 +1,7 @@
 """Programs: may the agent program of a request hold KV memory now, and at which backend?
 
 core.py                  Programs: the inputs and their answers
+core_views.py            what can be read of it between two inputs
 inputs.py                the inputs as data, as a log has them
 agenda.py                what an input has left to settle; passes.py: the passes that settle it, and the tick
 places.py                every change of a program's state: place, pause, resume, wait, forget

@@ -26,11 +26,10 @@ Costs: an input takes O(log n) in the number of programs; a tick O(n log n).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from maitred.core.copying import copied
 from maitred.core.decisions import DecisionLog, Recorder
-from maitred.core.errors import InvariantError
 from maitred.core.request import RequestId
 from maitred.core.units import Micros, from_seconds
 from maitred.programs import inputs
@@ -38,9 +37,9 @@ from maitred.programs.adoption import ProgramRecord, adopt_programs
 from maitred.programs.agenda import Agenda
 from maitred.programs.backend_memory import BackendMemory
 from maitred.programs.config import ProgramsConfig
+from maitred.programs.core_views import ProgramsViews
 from maitred.programs.departures import Departures
 from maitred.programs.enums import BackendStatus, ProgramAction, ProgramDecision, ProgramReason
-from maitred.programs.invariants import check_programs
 from maitred.programs.model_pool import ModelPool
 from maitred.programs.passes import Passes
 from maitred.programs.places import ProgramPlaces
@@ -49,7 +48,7 @@ from maitred.programs.program_table import ProgramTable, shift_deadlines
 from maitred.programs.token_estimator import TokenEstimator
 
 
-class Programs:
+class Programs(ProgramsViews):
     """All programs and backends of one gateway, or of one simulated cluster."""
 
     def __init__(self, config: ProgramsConfig, now: Micros = 0, log: DecisionLog | None = None) -> None:
@@ -246,35 +245,6 @@ class Programs:
                 due = other
         return due
 
-    @property
-    def programs(self) -> Collection[Program]:
-        """All programs, in the order of creation."""
-        return self._table.all
-
-    @property
-    def backends(self) -> Collection[BackendMemory]:
-        """All backends, in the order of their indexes."""
-        return self._backends.all
-
-    @property
-    def num_waiting(self) -> int:
-        """How many requests wait."""
-        return self._places.num_waiting
-
-    @property
-    def lost_kv_tokens(self) -> int:
-        """Tokens of KV that programs held at backends that went down."""
-        return self._places.lost_kv_tokens
-
-    def program_of(self, request_id: RequestId) -> Program | None:
-        """Return the program of a request that waits or is under way."""
-        return self._table.by_request.get(request_id)
-
-    def find(self, tenant: str, name: str) -> Iterator[Program]:
-        """Yield the programs of a tenant with this id: one for each model that it has asked."""
-        keys = (ProgramKey(tenant, name, model) for model in self._backends.models())
-        return (program for key in keys if (program := self._table.find(key)) is not None)
-
     def _find_or_create(self, request: ProgramRequest, now: Micros) -> Program | None:
         """Return the program of a request, or None if there may not be one more."""
         key = ProgramKey(request.tenant, request.program, request.model)
@@ -405,9 +375,3 @@ class Programs:
             self._last_tick = due
             self._passes.tick(due)
         self._passes.settle(due)
-
-    def check(self) -> None:
-        """Raise InvariantError if a program is lost, in two places, or counted wrongly."""
-        if not self._agenda.is_empty:
-            raise InvariantError("an input has not been settled")
-        check_programs(self._places, self._table)
