@@ -6,8 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 import maitred
+from maitred import Candidate, Load, capacity
 from maitred.instance import InstanceConfig
-from maitred.instance.catalogue import find_hardware, find_model, silicon_accuracy
+from maitred.instance.catalogue import find_hardware, find_model, published_latency_error, silicon_accuracy
 from maitred.instance.latency import AIConfiguratorLatency, Deployment, Grid, SiliconTable
 from maitred.report import VerdictKind
 from maitred.sim import ClusterConfig
@@ -29,6 +30,10 @@ def kernels(engine: str, hardware: str, stated: AIConfiguratorLatency | None = N
     on = Deployment(model=find_model("llama-3.1-8b"), hardware=find_hardware(hardware))
     known = replace(stated or AIConfiguratorLatency(), engine=engine, deployment=on, table=TABLE)  # type: ignore[arg-type]
     return silicon_accuracy.with_overheads(known, engine, on.hardware.aiconfigurator)
+
+
+def run_of(instance: InstanceConfig) -> str:
+    return maitred.simulate(maitred.synthetic(rate=1, num_requests=3), None, instance).assess().simulated
 
 
 def run(latency: AIConfiguratorLatency, prompt: int = 100, output: int = 4) -> maitred.Assessment:
@@ -76,6 +81,29 @@ def test_zeros_turn_overheads_off_and_nothing_is_known_of_the_error() -> None:
     off = kernels("vllm", "B200", AIConfiguratorLatency(step_overhead=0, sequence_overhead=0, alpha=(0, 0, 0)))
     assert off.compiled().overheads.queueing_delay(100) == 0
     assert "with 0 µs per step and 0 ms per request as given, error unknown" in run(off).simulated
+
+
+def test_the_error_that_is_drawn_is_that_of_the_nearest_pairs() -> None:
+    """Half of all normal errors are below 0.6745 standard deviations, and half of those of TPOT on H100 below 5 %."""
+    instance = InstanceConfig(model="llama-3.1-8b", latency=kernels("vllm", "H100"), total_kv_blocks=20_000, latency_error=None)
+    error = published_latency_error(instance)
+    assert error == pytest.approx(0.05 / 0.6745, abs=1e-4)
+    drawn = run_of(replace(instance, latency_error=error))
+    assert "error drawn with a standard deviation of 7.4%, for a median error TTFT 11 %, TPOT 5 % on 47 measured" in drawn
+    assert "error 7.0% as configured" in run_of(replace(instance, latency_error=0.07))
+
+
+@pytest.mark.parametrize("stated", [AIConfiguratorLatency(step_overhead=0), AIConfiguratorLatency(alpha=(1, 0, 0))])
+def test_no_error_is_known_of_other_overheads(stated: AIConfiguratorLatency) -> None:
+    instance = InstanceConfig(model="llama-3.1-8b", latency=kernels("vllm", "B200", stated), total_kv_blocks=20_000)
+    assert published_latency_error(instance) is None
+
+
+def test_capacity_counts_the_error_of_measured_kernels() -> None:
+    instance = InstanceConfig(model="llama-3.1-8b", latency=kernels("vllm", "H100"), total_kv_blocks=20_000)
+    load = Load(rate=5, num_requests=40, input_tokens=100, output_tokens=10)
+    found = capacity(Candidate(instance=instance), num_instances=1, workload=load, slo=maitred.Slo(ttft_ms=500), seeds=1)
+    assert [option.model_error for option in found.options] == [pytest.approx(0.0741)]
 
 
 def test_a_mix_beyond_the_measured_kernels_says_so() -> None:

@@ -30,6 +30,7 @@ from maitred.instance.catalogue import (
     described_overheads,
     deviation_of,
     installed_version,
+    nearest_deviation,
     nearest_error,
 )
 from maitred.instance.latency import AIConfiguratorLatency, LatencyConfig, LinearLatency, RooflineLatency, TrainedPhysicsLatency
@@ -169,13 +170,17 @@ def _described(name: str, latency: LatencyConfig) -> str:
 
 
 def _latency_error(instance: InstanceConfig, published: float, of: str) -> str:
-    if published and instance.latency_error == deviation_of(published):  # as `maitred compare` takes it from there
-        drawn = f"error drawn with a standard deviation of {instance.latency_error:.1%}"
-        return f"{drawn}, for the {published:.1%} of E2E that BLIS published"
-    if instance.latency_error is not None:
-        return f"error {instance.latency_error:.1%} as configured"
-    if isinstance(instance.latency, AIConfiguratorLatency) and instance.latency.table is not None:
-        return nearest_error(instance.latency)
+    error, latency = instance.latency_error, instance.latency
+    measured = latency if isinstance(latency, AIConfiguratorLatency) and latency.table is not None else None
+    if error is not None:  # `maitred compare` and `capacity` take it from where it is known
+        drawn = f"error drawn with a standard deviation of {error:.1%}"
+        if published and error == deviation_of(published):
+            return f"{drawn}, for the {published:.1%} of E2E that BLIS published"
+        if measured is not None and error == nearest_deviation(measured):
+            return f"{drawn}, for a {nearest_error(measured)}"
+        return f"error {error:.1%} as configured"
+    if measured is not None:
+        return nearest_error(measured)
     return f"published error {published:.1%} of E2E" if published else f"no error published{of}" if of else "error unknown"
 
 

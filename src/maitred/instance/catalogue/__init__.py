@@ -21,6 +21,7 @@ from maitred.instance.catalogue.silicon import SILICON_HINT, installed_version
 from maitred.instance.catalogue.silicon_accuracy import (
     beyond_kernels,
     described_overheads,
+    nearest_deviation,
     nearest_error,
     without_request_overhead,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "hardware_names",
     "installed_version",
     "model_names",
+    "nearest_deviation",
     "nearest_error",
     "num_kv_blocks",
     "published_latency_error",

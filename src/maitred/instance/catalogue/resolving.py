@@ -26,6 +26,7 @@ from maitred.core.errors import JSON_ERRORS, ConfigError, describe_json_error, d
 from maitred.files import read_input
 from maitred.instance import InstanceConfig
 from maitred.instance.catalogue.measured import measured_blocks, measured_latency, silicon_config_of
+from maitred.instance.catalogue.silicon_accuracy import nearest_deviation
 from maitred.instance.catalogue.specs import config_path, find_hardware, find_model, read_model_config
 from maitred.instance.config import DEFAULT_UTILISATION
 from maitred.instance.latency import (
@@ -203,14 +204,16 @@ def _latency_without_model(config: InstanceConfig) -> InstanceConfig:
 def published_latency_error(config: InstanceConfig) -> float | None:
     """Return the published error of the latency model as a `latency_error`, or None if none is published.
 
-    It is known only for `trained-physics` with the shipped coefficients, on the GPUs for which BLIS reports the error of the
-    E2E latency. That is the error of a run as a whole, as one draw of `latency_error` is. Raises ConfigError for unknown names.
+    It is known for measured kernels with their fitted overheads, by measured pairs (`silicon_accuracy`); and for
+    `trained-physics` with the shipped coefficients, on the GPUs for which BLIS reports the error of the E2E latency. Both are
+    errors of a run as a whole, as one draw of `latency_error` is. Raises ConfigError for unknown names.
     """
     if not config.has_model:
         return None
-    deployment, latency = find_deployment(config), config.latency
-    if latency is None and config.flavour_rules.takes_blis_step_times:
-        latency = TrainedPhysicsLatency()
+    deployment = find_deployment(config)
+    latency = _latency_of(config, deployment)
+    if isinstance(latency, AIConfiguratorLatency):
+        return nearest_deviation(latency)
     if not isinstance(latency, TrainedPhysicsLatency) or not latency.shipped:
         return None
     return deviation_of(deployment.hardware.trained_physics_error) or None

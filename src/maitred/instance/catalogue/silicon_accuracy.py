@@ -6,6 +6,7 @@ fitted to one half of them, and the errors are those of the other.
 
 from __future__ import annotations
 
+from statistics import NormalDist
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -15,6 +16,8 @@ from maitred.instance.latency import AIConfiguratorLatency
 from maitred.instance.latency.base import NO_ALPHA
 
 _FILE: Final = "silicon.toml"
+_MEDIAN_OF_NORMAL: Final = NormalDist().inv_cdf(0.75)
+"""Median of the absolute value of a normal error, in standard deviations."""
 
 
 def with_overheads(latency: AIConfiguratorLatency, engine: str, system: str) -> AIConfiguratorLatency:
@@ -53,13 +56,22 @@ def described_overheads(latency: AIConfiguratorLatency) -> str:
 
 def nearest_error(latency: AIConfiguratorLatency) -> str:
     """Return the error on the measured pairs that are nearest to a resolved latency model, in words, or that it is unknown."""
-    if latency != _as_fitted(latency) or latency.deployment is None:
+    found = _nearest_pairs(latency)
+    if found is None:
         return "error unknown"
-    system, of_engine = _system(latency), _of_engine(latency.engine)
-    told = of_engine["told"].get(system)
-    count, ttft, tpot = told or of_engine["told"]["all"]
-    where = f"{system} under {latency.engine}" if told else f"other systems under {latency.engine}, as {system} has too few"
+    count, ttft, tpot = found
+    system, engine = _system(latency), latency.engine
+    is_own = system in _of_engine(engine)["told"]
+    where = f"{system} under {engine}" if is_own else f"other systems under {engine}, as {system} has too few"
     return f"median error TTFT {ttft} %, TPOT {tpot} % on {count:,} measured pairs of {where}"
+
+
+def nearest_deviation(latency: AIConfiguratorLatency) -> float | None:
+    """Return the standard deviation of the factor by which the step times of a resolved latency model are wrong, or None if it
+    is unknown: that of a normal error with the median absolute error of TPOT on the nearest measured pairs. (A step is what
+    TPOT measures; the error of TTFT is mostly that of queues and of the overhead of a request.)"""
+    found = _nearest_pairs(latency)
+    return None if found is None else round(found[2] / 100 / _MEDIAN_OF_NORMAL, 4)
 
 
 def beyond_kernels(longest_prompt: int, longest_context: int) -> str:
@@ -71,6 +83,15 @@ def beyond_kernels(longest_prompt: int, longest_context: int) -> str:
     if longest_context > measured["context"]:
         parts.append(f"decodes over up to {longest_context:,} tokens (measured up to {measured['context']:,})")
     return " and ".join(parts)
+
+
+def _nearest_pairs(latency: AIConfiguratorLatency) -> tuple[int, int, int] | None:
+    """Return the number of the nearest measured pairs, and the median errors of TTFT and TPOT there in %; None: unknown."""
+    if latency != _as_fitted(latency) or latency.deployment is None:
+        return None
+    told = _of_engine(latency.engine)["told"]
+    count, ttft, tpot = told.get(_system(latency)) or told["all"]
+    return count, ttft, tpot
 
 
 def _of_engine(engine: str) -> dict[str, Any]:
