@@ -47,7 +47,8 @@ def connect(one: asyncio.Protocol, other: asyncio.Protocol) -> None:
 
 
 class _End(asyncio.Transport):
-    """One end of a connection inside a process. What is written waits for the next turn, and never for longer."""
+    """One end of a connection inside a process. What is written waits for the next turn, and never for longer: it has left this
+    end, as what a socket has taken, and is delivered even if this end is aborted."""
 
     peer: _End
 
@@ -66,13 +67,18 @@ class _End(asyncio.Transport):
             self._loop.call_soon(self._deliver)
 
     def _deliver(self) -> None:
-        written = self._written
-        if written:  # It may have been lost meanwhile.
-            self._written = []
-            self.peer.protocol.data_received(written[0] if len(written) == 1 else b"".join(written))
+        written, self._written, peer = self._written, [], self.peer
+        if peer._is_closing:  # It hears nothing more, as at a socket.
+            return
+        try:
+            peer.protocol.data_received(written[0] if len(written) == 1 else b"".join(written))
+        except Exception as error:  # A message may be lost, and its request would wait for ever: both ends begin again.
+            what = {"message": "the link inside this process is cut", "exception": error, "protocol": peer.protocol}
+            self._loop.call_exception_handler(what)
+            peer.close()
 
     def get_write_buffer_size(self) -> int:
-        return sum(map(len, self._written))
+        return 0
 
     def close(self) -> None:
         if not self._is_closing:
@@ -80,7 +86,6 @@ class _End(asyncio.Transport):
             self._loop.call_soon(self._end)  # behind what was written
 
     def abort(self) -> None:
-        self._written.clear()
         self.close()
 
     def is_closing(self) -> bool:
@@ -90,5 +95,4 @@ class _End(asyncio.Transport):
         for end in (self, self.peer):
             if not end._is_lost:
                 end._is_closing = end._is_lost = True
-                end._written.clear()
-                end.protocol.connection_lost(None)
+                self._loop.call_soon(end.protocol.connection_lost, None)  # If one raises, the other hears of it all the same.
