@@ -254,6 +254,52 @@ def test_a_connection_that_ends_refuses_new_streams_and_finishes_the_others() ->
     assert len(peer.calls) == 1
 
 
+class Written(asyncio.Transport):
+    """Keeps what is written at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pieces: list[bytes] = []
+
+    def write(self, data: bytes | bytearray | memoryview[int]) -> None:
+        self.pieces.append(bytes(data))
+
+    def close(self) -> None:
+        pass
+
+
+def test_what_few_streams_are_told_at_once_is_one_write() -> None:
+    """Else a message of 1 MB is 64 system calls, and as many warnings of asyncio where Envoy has just gone."""
+    from maitred.gateway.envoy.grpc_services import GrpcRpc, GrpcServer, _Connection
+
+    large = bytes(1000 * KIB)
+
+    async def answer(rpc: GrpcRpc) -> None:
+        while await rpc.read() is not None:
+            await rpc.write(b"")
+            await rpc.write(large)
+
+    async def scenario() -> None:
+        connection, written = _Connection(GrpcServer(answer, lambda: True, 1024 * KIB)), Written()
+        connection.connection_made(written)
+        window = (2**30).to_bytes(4, "big")
+        connection.data_received(PREFACE + frame(SETTINGS, 0, 0, b"\x00\x04" + window) + frame(WINDOW_UPDATE, 0, 0, window))
+        path = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
+        connection.data_received(frame(HEADERS, END_HEADERS, 1, Peer().block(path)) + frame(DATA, 0, 1, message(b"x")))
+        written.pieces.clear()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert [len(piece) > len(large) for piece in written.pieces] == [False, True]
+        written.pieces.clear()
+        connection.data_received(frame(PING, 0, 0, bytes(8)) * 100)
+        assert written.pieces == [frame(PING, 1, 0, bytes(8)) * 100]
+        connection.data_received(frame(PING, 0, 0, bytes(8)) * 2 + frame(PING, 0, 0, b""))
+        assert [piece.count(frame(PING, 1, 0, bytes(8))) for piece in written.pieces[1:]] == [2]
+        connection.connection_lost(None)
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
 def test_a_client_of_grpc_sends_and_gets_large_messages_on_many_streams() -> None:
     grpc = pytest.importorskip("grpc.aio")
 

@@ -82,6 +82,7 @@ class _Connection(asyncio.Protocol):
     def __init__(self, server: GrpcServer) -> None:
         self._server, self._loop = server, asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
+        self._is_receiving = False
         self.http2 = Http2Connection(self._begin, self._flush_soon, server.max_message)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -90,6 +91,8 @@ class _Connection(asyncio.Protocol):
         self._flush()
 
     def data_received(self, data: bytes) -> None:
+        is_flush_due = bool(self.http2.output)
+        self._is_receiving = True
         try:
             self.http2.receive(data)
         except Http2Error as error:
@@ -97,6 +100,10 @@ class _Connection(asyncio.Protocol):
             self.http2.go_away(error.code, str(error))
             self._flush()
             self.close()
+        finally:
+            self._is_receiving = False
+        if self.http2.output and not is_flush_due:
+            self._flush_soon()
 
     def pause_writing(self) -> None:
         """Read nothing more while what is said is not taken."""
@@ -129,7 +136,7 @@ class _Connection(asyncio.Protocol):
             self.http2.end(stream, status)
 
     def _flush_soon(self) -> None:
-        if self._transport is None:  # `connection_made` flushes.
+        if self._transport is None or self._is_receiving:  # `connection_made` flushes, or `data_received` once for all.
             return
         if len(self.http2.streams) <= _FEW_STREAMS:
             self._flush()  # There is nobody to share a turn of the loop with.

@@ -320,12 +320,15 @@ class Http2Connection:
 
     def _send_pending(self, stream: Http2Stream) -> None:
         pending = stream.pending
+        frames: list[bytes] = []
         while pending and (room := min(_MAX_FRAME, stream.window, self._window)) > 0:
             piece = bytes(pending[:room])
             del pending[:room]
             stream.window -= len(piece)
             self._window -= len(piece)
-            self._send(frame(_DATA, 0, stream.id, piece))
+            frames.append(frame(_DATA, 0, stream.id, piece))
+        if frames:
+            self._send(*frames)
         if pending:
             self._blocked[stream.id] = stream
             return
@@ -362,9 +365,10 @@ class Http2Connection:
         for stream in list(self.streams.values()):
             self._forget(stream)
 
-    def _send(self, data: bytes) -> None:
-        self.output.append(data)
-        if len(self.output) == 1:
+    def _send(self, *frames: bytes) -> None:
+        is_first = not self.output
+        self.output += frames
+        if is_first:
             self._on_output()
 
 
