@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import subprocess
 import sys
@@ -61,3 +62,15 @@ def test_what_is_not_known_to_be_left_stays(temporary: Path, monkeypatch: pytest
     monkeypatch.setattr(scratch.os, "geteuid", lambda: uid + 1)
     ProcessFolder("maitred-x-").close()
     assert len([*temporary.glob("maitred-x-*")]) == 4
+
+
+def test_a_folder_is_made_where_the_filesystem_has_no_locks(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_locks(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(scratch.fcntl, "flock", without_locks)
+    first, second = ProcessFolder("maitred-x-"), ProcessFolder("maitred-x-")
+    assert first.path.is_dir()
+    for folder in (first, second):
+        folder.close()
+    assert [*temporary.iterdir()] == []

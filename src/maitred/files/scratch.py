@@ -38,15 +38,16 @@ class ProcessFolder:
         self.path = Path(self._folder.name)
         new = self.path / "lock.new"
         self._lock = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-        new.rename(self.path / _LOCK)  # Nobody finds one that is not locked yet.
+        with suppress(OSError):  # Some network filesystems have no locks. What is left there stays.
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            new.rename(self.path / _LOCK)  # Nobody finds one that is not locked yet.
 
     def close(self) -> None:
         """Remove it. Idempotent."""
         if self._lock >= 0:
-            self._folder.cleanup()
-            os.close(self._lock)
+            os.close(self._lock)  # First: over NFS, a file that is open stays in its folder.
             self._lock = -1
+            self._folder.cleanup()
 
 
 def _remove_left(prefix: str) -> None:
