@@ -88,6 +88,7 @@ def test_keys_that_end_are_told_by_their_tenants(tmp_path: Path, caplog: pytest.
         "keys that have expired: auth:t1 (2026-01-31T00:00Z), auth:t0 (2027-01-31T12:00Z); that expire within a week: auth:t2 ("
     )
     assert str(warning("2027-01-31T12:00", "2026-01-31", "2027-02-07T12:00")).startswith(told)
+    assert "auth:t0 (" in str(warning("0001-01-01T00:00+01:00", "9999-12-31T23:00-01:00"))
     assert str(warning(*["2026-01-31"] * 30)).endswith("auth:t15 (2026-01-31T00:00Z) and 22 more")
 
     async def scenario() -> None:

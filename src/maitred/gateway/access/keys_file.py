@@ -35,6 +35,7 @@ LOOK_SECS: Final = 5.0
 """Seconds between two looks whether the file has changed."""
 _SOON: Final = 7 * 86_400 * SECOND
 _MAX_NAMED: Final = 8
+_FIRST_YEAR: Final = int(datetime(1, 1, 1, tzinfo=UTC).timestamp())
 
 
 class KeyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -127,7 +128,9 @@ def expiry_warning(keys: Iterable[FileKey], now: int) -> str | None:
 
 
 def _in_words(expires_at: int, tenant: str) -> str:
-    return f"{tenant} ({datetime.fromtimestamp(expires_at // SECOND, UTC):%Y-%m-%dT%H:%MZ})"
+    # With an offset from UTC it may be in the year before, which is none.
+    when = datetime.fromtimestamp(max(expires_at // SECOND, _FIRST_YEAR), UTC)
+    return f"{tenant} ({when:%Y-%m-%dT%H:%MZ})"
 
 
 def _listed(named: Sequence[str]) -> str:
