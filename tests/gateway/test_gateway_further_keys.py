@@ -20,6 +20,7 @@ from world import Backend, GatewayWorld, run, whole, world
 from maitred.core.errors import ConfigError
 from maitred.gateway.access import keys_file
 from maitred.gateway.access.keys_file import read_keys
+from maitred.gateway.admin.reload import GatewaySettings
 from maitred.gateway.config import GatewayConfig, JwtConfig, hash_api_key
 
 RSA, OTHER = (rsa.generate_private_key(65_537, 2048) for _ in range(2))
@@ -108,6 +109,7 @@ def test_a_file_that_is_broken_or_gone_changes_nothing(
     monkeypatch.setattr(keys_file, "LOOK_SECS", 0.05)
     path = tmp_path / "keys.yaml"
     path.write_text("keys: [{api_key: k-acme, tenant: acme}]")
+    caplog.set_level(logging.INFO)
 
     async def scenario() -> None:
         async with world(Backend(), keys_file=str(path)) as w:
@@ -120,7 +122,36 @@ def test_a_file_that_is_broken_or_gone_changes_nothing(
     run(scenario())
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) == 2
+    assert "the keys file has been read" not in caplog.messages  # while it stays broken
     assert all("the keys before it stay" in line and "k-secret" not in line for line in warnings)
+
+
+@pytest.mark.parametrize("is_worker", [False, True])
+def test_a_reload_reads_the_keys_at_once(is_worker: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A worker follows what its parent has read."""
+    path = tmp_path / "keys.yaml"
+    path.write_text("keys: [{api_key: k-old, tenant: acme}]")
+    caplog.set_level(logging.INFO)
+
+    async def scenario() -> None:
+        async with world(Backend(), keys_file=str(path), reload=lambda start: GatewaySettings(gateway=start)) as w:
+
+            async def reload() -> None:
+                reloader = w.gateway._reloader
+                await (reloader.follow(w.gateway.settings) if is_worker else reloader.reload())
+
+            path.write_text("keys: [{api_key: k-new, tenant: acme}]")
+            await reload()
+            assert (await answer_of(w, "k-old"), await answer_of(w, "k-new")) == ("invalid_api_key", "")
+            path.write_text("keys: [{api_key: k-broken")
+            caplog.clear()
+            await reload()
+            await reload()
+            assert await answer_of(w, "k-new") == ""
+
+    run(scenario())
+    assert sum("the keys before it stay" in line for line in caplog.messages) == 2  # Who reloads again is told again.
+    assert "the keys file has been read" not in caplog.messages
 
 
 @pytest.mark.parametrize(

@@ -121,8 +121,7 @@ class Gateway(App):
         self.counters = GatewayCounters(config.tenant_metric_top_n)
         self.certificates = PortCertificates(config, self._clock)
         self._client = UpstreamClient(config.upstream, self.machine)
-        self._key_sources = make_sources(config, self._clock, self._client)
-        self._key_watch = SourceWatch(self._key_sources)
+        self._key_watch = SourceWatch(make_sources(config, self._clock, self._client))
         self._outputs = self.outputs_class(config, self._clock, log_output)
         decisions = self._outputs.decisions
         self.shadow = None if shadow is None else ShadowFollower(shadow, settings.routing, self._clock, decisions)
@@ -172,7 +171,7 @@ class Gateway(App):
             ids=self._ids,
             signals=signals if outputs.recorder is None else signals | Signals.SESSION,
             programs=settings.programs,
-            further_keys=self._key_sources,
+            further_keys=self._key_watch.sources,
             notes=self.scheduler.notes or self.decisions,
             objectives=self.scheduler.objectives,
         )
@@ -212,6 +211,7 @@ class Gateway(App):
             scheduler=self.scheduler,
             intake=self._intake,
             certificates=self.certificates,
+            look_at_keys=self._key_watch.look,
             results=self.counters.reloads,
             use_shadow=None if self.shadow is None else self.shadow.use,
         )

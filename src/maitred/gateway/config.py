@@ -176,7 +176,7 @@ class GatewayConfig(FleetConfig, frozen=True, kw_only=True, forbid_unknown_field
     tenant `auth:acme`. `{acme: [KEY1, KEY2]}`: each of these is valid, so that clients can change from one to the other."""
     keys_file: str | None = None
     """YAML or JSON file with further keys of tenants, with a class and the date of their end if need be; read again within
-    seconds when it changes (docs/access.md#keys-in-a-file-and-tokens)."""
+    seconds when it changes, and by each reload (docs/access.md#keys-in-a-file-and-tokens)."""
     jwt: JwtConfig | None = None
     """Tokens of an issuer that are keys too. Null: there are none."""
     cors_origins: tuple[str, ...] = ()

@@ -46,6 +46,11 @@ class CallerSource(Protocol):
         known, or is of this kind, and is not valid."""
         ...
 
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a file, which takes no time to read."""
+        ...
+
     async def pause(self) -> None:
         """Return when the source should be read again."""
         ...
@@ -123,31 +128,54 @@ class SourceWatch:
     """Reads the sources again, from `start` to `stop`."""
 
     def __init__(self, sources: Sequence[CallerSource]) -> None:
-        self._sources = sources
+        self.sources = sources
+        self._watched = [_Watched(source) for source in sources]
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         """Begin, inside the event loop."""
-        self._tasks = [asyncio.get_running_loop().create_task(_watch(source)) for source in self._sources]
+        self._tasks = [asyncio.get_running_loop().create_task(each.watch()) for each in self._watched]
 
     async def stop(self) -> None:
         """Read nothing any more."""
         await end_tasks(*self._tasks)
 
+    async def look(self) -> None:
+        """Read those that are files at once, because a reload asks for it, and return when they are in use. What is wrong with
+        one is logged, also if it was before."""
+        for each in self._watched:
+            if each.source.is_local:
+                each.problem = ""
+                await each.look()
 
-async def _watch(source: CallerSource) -> None:
-    problem = ""
-    while True:
-        await source.pause()
-        try:
-            has_changed = await source.refresh()
-        except ConfigError as error:
-            if str(error) != problem:
-                log.warning("%s cannot be read, and the keys before it stay: %s", source.name, error)
-            problem = str(error)
-        except Exception:
-            log.exception("%s cannot be read, and the keys before it stay", source.name)
-        else:
-            if has_changed or problem:
-                log.info("%s has been read", source.name)
-            problem = ""
+
+class _Watched:
+    """A source, and what the log has said of it."""
+
+    def __init__(self, source: CallerSource) -> None:
+        self.source = source
+        self.problem = ""
+        """What the log has said is wrong with it."""
+        self._reading = asyncio.Lock()  # What was read first must not come into force last.
+
+    async def watch(self) -> None:
+        """Look at it again and again."""
+        while True:
+            await self.source.pause()
+            await self.look()
+
+    async def look(self) -> None:
+        """Read it again, and log how that went."""
+        async with self._reading:
+            try:
+                has_changed = await self.source.refresh()
+            except ConfigError as error:
+                if str(error) != self.problem:
+                    log.warning("%s cannot be read, and the keys before it stay: %s", self.source.name, error)
+                self.problem = str(error)
+            except Exception:
+                log.exception("%s cannot be read, and the keys before it stay", self.source.name)
+            else:
+                if has_changed or self.problem:
+                    log.info("%s has been read", self.source.name)
+                self.problem = ""

@@ -149,6 +149,11 @@ class JwtKeys:
         return Caller(f"{KEY_TENANT_PREFIX}{shorten_name(tenant.strip())}", KeyRights.TENANT, cap)
 
     @property
+    def is_local(self) -> bool:
+        """Whether the set is a file."""
+        return self._origin is None
+
+    @property
     def needs_tls(self) -> bool:
         """Whether the set is read over TLS."""
         return self._origin is not None and self._origin.tls

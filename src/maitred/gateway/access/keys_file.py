@@ -15,12 +15,13 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
 from maitred.admission import parse_class
 from maitred.admission.terms.tenants import KEY_TENANT_PREFIX, tenant_problem
+from maitred.core.errors import ConfigError
 from maitred.core.units import SECOND
 from maitred.core.yaml_schema import read_struct
 from maitred.files import MAX_TEXT_BYTES, read_file
@@ -36,6 +37,8 @@ LOOK_SECS: Final = 5.0
 _SOON: Final = 7 * 86_400 * SECOND
 _MAX_NAMED: Final = 8
 _FIRST_YEAR: Final = int(datetime(1, 1, 1, tzinfo=UTC).timestamp())
+_Stamp: TypeAlias = tuple[int, ...]
+"""By what a file is known to be as it was; empty if there is none."""
 
 
 class KeyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -147,7 +150,9 @@ class KeysFile:
         """Raises ConfigError for a file that cannot be used."""
         self._path, self._clock = Path(path), clock
         self._seen = self._stamp()
-        self._table = KeyTable(read_keys(self._path))
+        self._read: Mapping[bytes, FileKey] | ConfigError = read_keys(self._path)
+        """The keys in the file as it was seen last, or what is wrong with it."""
+        self._table = KeyTable(self._read)
 
     def find(self, key: bytes, digest: bytes) -> Caller | None:
         """Return whose key this is, or None if it is not of this file. Raises ApiError 401 for one that has expired."""
@@ -158,28 +163,41 @@ class KeysFile:
             raise error_responses.expired_api_key()
         return found.caller
 
+    @property
+    def is_local(self) -> bool:
+        """It is a file."""
+        return True
+
     async def pause(self) -> None:
         """Return when the file should be looked at again."""
         await asyncio.sleep(LOOK_SECS)
 
     async def refresh(self) -> bool:
-        """Read the file again if it has changed, and return whether it has. Raises ConfigError, and changes nothing then."""
+        """Read the file again if it has changed, and return whether it has. Raises ConfigError, and changes nothing then; also
+        while the file stays as wrong as it was."""
+        # Nothing of this object is written in the thread: who waits for it may have given up.
         found = await asyncio.get_running_loop().run_in_executor(DAEMON_THREADS, self._read_changed)
         if found is not None:
-            self._table = KeyTable(found)
-            warning = expiry_warning(found.values(), self._clock.wall())
+            self._seen, self._read = found
+        if isinstance(self._read, ConfigError):
+            raise self._read
+        if found is not None:
+            self._table = KeyTable(self._read)
+            warning = expiry_warning(self._read.values(), self._clock.wall())
             if warning is not None:
                 log.warning("%s has %s", self._path, warning)
         return found is not None
 
-    def _read_changed(self) -> Mapping[bytes, FileKey] | None:
-        stamp = self._stamp()
+    def _read_changed(self) -> tuple[_Stamp, Mapping[bytes, FileKey] | ConfigError] | None:
+        stamp = self._stamp()  # First: what is written meanwhile is seen by the next look.
         if stamp == self._seen:
             return None
-        self._seen = stamp  # First: what is written meanwhile is seen by the next look.
-        return read_keys(self._path)
+        try:
+            return stamp, read_keys(self._path)
+        except ConfigError as error:
+            return stamp, error
 
-    def _stamp(self) -> tuple[int, ...]:
+    def _stamp(self) -> _Stamp:
         try:
             status = self._path.stat()
         except OSError:

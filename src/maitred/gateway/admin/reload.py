@@ -108,17 +108,19 @@ class ConfigReloader:
         scheduler: Scheduler,
         intake: RequestIntake,
         certificates: PortCertificates,
+        look_at_keys: Callable[[], Awaitable[None]],
         results: Counter[str],
         use_shadow: Callable[[ShadowRules], object] | None = None,
     ) -> None:
         """`settings` are in force now. `read_settings` reads the sources again, in a thread, or is None if there are none. The
-        scheduler, the intake and the certificates are what a reload may change. `results` counts `ok` and `failed`.
+        scheduler, the intake and the certificates are what a reload may change. `look_at_keys` reads the files again that hold
+        keys of clients. `results` counts `ok` and `failed`.
         `use_shadow` gives the shadow other rules, and may raise ConfigError; None: there is no shadow."""
         self._settings = settings
         self._use_shadow = use_shadow
         self._read_settings = read_settings
         self._scheduler, self._intake, self._certificates = scheduler, intake, certificates
-        self._results = results
+        self._look_at_keys, self._results = look_at_keys, results
         self.on_reloaded: Callable[[GatewaySettings], Awaitable[None]] | None = None
         """Called with settings that are in force from now on, and waited for before the reload has ended."""
         self._lock = asyncio.Lock()
@@ -213,6 +215,7 @@ class ConfigReloader:
         reloaded = ReloadResult(True, list(_ignored_keys(settings, found)), warnings)
         self._reconfigure(settings, certificates)
         self._settings = settings
+        await self._read_keys()
         if self.on_reloaded is not None:
             await self.on_reloaded(settings)
         return reloaded
@@ -224,6 +227,15 @@ class ConfigReloader:
             found, certificates = await self._reading.run(partial(self._read_sources, read_settings))
             self._reconfigure(found, certificates)
             self._settings = found
+            await self._read_keys()
+
+    async def _read_keys(self) -> None:
+        """Use the keys that are in files of their own as they are now: who reloads has perhaps withdrawn one."""
+        try:
+            async with asyncio.timeout(READ_SECS):
+                await self._look_at_keys()
+        except TimeoutError:
+            log.warning("the files of keys could not be read within %g s, and the keys before it stay", READ_SECS)
 
     def _read_sources(self, read_settings: Callable[[], GatewaySettings]) -> tuple[GatewaySettings, PortFiles]:
         found = read_settings()

@@ -100,6 +100,6 @@ class PickerScheduler(SchedulerGateway):
             access_log=self._outputs.access_log,
             recorder=self._outputs.recorder,
             tracer=self._observer.tracer,
-            further_keys=self._key_sources,
+            further_keys=self._key_watch.sources,
             machine=self.machine,
         )
