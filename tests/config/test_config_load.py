@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from maitred import config
 from maitred.cli.app import app
 from maitred.config import Config, ConfigSources, load
+from maitred.config.merged import variable_warnings
 from maitred.core.errors import ConfigError
 from maitred.core.request import PriorityClass
 from maitred.instance import InstanceConfig
@@ -95,6 +96,20 @@ def test_variables_that_are_not_ours_are_left_alone() -> None:
     env |= {"MAITRED_GATEWAY_PORT": "tcp://10.0.0.1:80", "MAITRED_GATEWAY_SERVICE_HOST": "10.0.0.1", "MAITRED_GATEWAY": "{}"}
 
     assert load(None, env=env) == Config()
+    env |= {"MAITRED_GATEWAY_SERVICE_PORT_HTTP": "80", "MAITRED_GATEWAY_PORT_80_TCP_ADDR": "10.0.0.1"}
+    others = {"MAITRED_VLLM_MODEL": "m", "MAITRED_HEALTH_URL": "http://a", "MAITRED_ADMISSION__MODE": "off"}
+    assert [*variable_warnings(Config, env | others)] == []
+
+
+def test_a_variable_that_nearly_sets_a_key_is_a_warning() -> None:
+    env = {"MAITRED_ADMISSION_MODE": "off", "MAITRED_GATEWAY_PORT": "9000"}
+    warnings = [*variable_warnings(Config, env)]
+    assert warnings == [
+        "MAITRED_ADMISSION_MODE changes nothing: no such variable is read (did you mean MAITRED_ADMISSION__MODE?)",
+        "MAITRED_GATEWAY_PORT changes nothing: no such variable is read (did you mean MAITRED_GATEWAY__PORT?)",
+    ]
+    ended = CliRunner().invoke(app, ["simulate", "--help"], env={"MAITRED_ADMISSION_MODE": "off"})
+    assert f"maitred: warning: {warnings[0]}" in ended.stderr.splitlines()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from maitred.core.errors import ConfigError
 from maitred.plugins.vllm import check_version
-from maitred.plugins.vllm.config import made_policy, read_config
+from maitred.plugins.vllm.config import made_policy, misplaced, read_config
 from maitred.queueing.bounded import Bounded
 from maitred.queueing.orders import FirstComeFirstServed, ShortestJobFirst
 from maitred.queueing.priority import ByPriority
@@ -35,6 +35,15 @@ def test_the_environment_says_what_the_flag_does_not() -> None:
     config = read_config({"maitred": {"enable_priority_scheduling": False}}, {**env, "MAITRED_GATEWAY__PORT": "1"})
     assert isinstance(made_policy(config), Bounded)
     assert (config.seed, config.enable_priority_scheduling, config.record_steps) == (7, False, None)
+
+
+def test_what_changes_nothing_is_said() -> None:
+    assert [*misplaced({"scheduler": "sjf", "other": 1}, {"MAITRED_SHEDULER": "sjf", "MAITRED_HEALTH_URL": "http://a"})] == [
+        '--additional-config: scheduler changes nothing (write {"maitred": {"scheduler": ...}})',
+        "MAITRED_SHEDULER changes nothing: no such variable is read (did you mean MAITRED_SCHEDULER?)",
+    ]
+    env = {"MAITRED_SCHEDULER": "sjf", "MAITRED_SCHEDULER__SECRET": "s", "MAITRED_SCHEDULER_PORT": "tcp://10.0.0.1:80"}
+    assert [*misplaced({"maitred": {}, "seed": 1}, env), *misplaced(None, {})] == []
 
 
 @pytest.mark.parametrize(

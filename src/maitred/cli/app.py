@@ -49,6 +49,7 @@ from maitred.cli import (
 from maitred.cli.flags import Command, documented
 from maitred.cli.smg_flags import spread_values
 from maitred.cli.usage import ALL_HELP, USUAL_FLAGS, WholeHelp, in_our_words, without_types
+from maitred.core.environment import PREFIX
 from maitred.core.errors import MaitredError, describe_os_error, quote
 from maitred.core.printing import printable
 
@@ -81,6 +82,11 @@ _COMMANDS: Final[Mapping[str, Command[Any] | Callable[..., None]]] = {
 }
 
 
+_READ_VARIABLES: Final = frozenset(
+    ("serve", "scheduler", "envoy-config", "engine", "simulate", "compare", "sweep", "capacity", "bench", "check", "replay")
+)
+
+
 class _LazyCommands(TyperGroup):
     """The list of commands. Only the command that is called gets its flags, because these import what they describe."""
 
@@ -91,10 +97,22 @@ class _LazyCommands(TyperGroup):
         name, _, rest = super().resolve_command(ctx, args)
         if name in ("serve", "scheduler"):
             rest = spread_values(rest)
+        if name in _READ_VARIABLES and not ctx.resilient_parsing:
+            _warn_of_variables()
         if ALL_HELP in rest:
             return name, command_named(str(name)), ["--help"]
         # A shell that completes a word is to see hidden flags, too.
         return name, command_named(str(name), in_short=not ctx.resilient_parsing), rest
+
+
+def _warn_of_variables() -> None:
+    """Print a warning for each variable of the environment that was probably meant to configure something."""
+    if any(name.startswith(PREFIX) for name in os.environ):
+        from maitred.config.merged import variable_warnings
+        from maitred.config.root import Config
+
+        for warning in variable_warnings(Config, os.environ):
+            typer.echo(f"maitred: warning: {printable(warning)}", err=True)
 
 
 @lru_cache

@@ -8,7 +8,8 @@ So an error in a merged value names the file and line, the variable or the flag 
 Settings, from the environment and from flags, overlay the values of files. `MAITRED_GATEWAY__PORT=9000` sets `gateway.port`:
 two underscores for each dot. A key that takes text gets the value as it is; any other value is read as YAML (`503`, `true`,
 `null`, `[http://a, http://b]`, `{queue_size: 3}`). A variable with two underscores is meant for maitred and must name a key. A
-variable without them is ignored: Kubernetes sets MAITRED_GATEWAY_PORT for a service called maitred-gateway.
+variable without them is ignored, with a warning if it is nearly the name of one (`core/environment.py`): Kubernetes sets
+MAITRED_GATEWAY_PORT for a service called maitred-gateway.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
+from maitred.core.environment import PREFIX, misspelt_variables
 from maitred.core.errors import ConfigError
 from maitred.core.registry import Registry
 from maitred.core.yaml_document import KeyPath, YamlDocument
@@ -28,11 +30,11 @@ from maitred.core.yaml_schema import (
     dotted_key,
     first_problem,
     is_secret,
+    is_section,
     section_keys,
     type_at,
 )
 
-PREFIX: Final = "MAITRED_"
 T = TypeVar("T", bound=msgspec.Struct)
 
 
@@ -58,6 +60,19 @@ def environment_settings(root: Any, env: Mapping[str, str]) -> Iterator[Setting]
         value = _parse_value(env[name], type_at(root, path), name)
         above = _value_depth(root, path)
         yield Setting(path[:above], _nested(path[above:], value), name)
+
+
+def variable_warnings(root: Any, env: Mapping[str, str]) -> Iterator[str]:
+    """Yield a warning for each variable that was probably meant to set a key, and sets none."""
+    meant = {name: value for name, value in env.items() if name.startswith(PREFIX) and "__" not in name.removeprefix(PREFIX)}
+    if meant:
+        yield from misspelt_variables(meant, {PREFIX + "__".join(map(str, path)).upper() for path in _key_paths(root)})
+
+
+def _key_paths(root: Any) -> Iterator[KeyPath]:
+    """Yield the path of each key that has no section below."""
+    for key, kind in section_keys(root).items():
+        yield from ((key, *below) for below in _key_paths(kind)) if is_section(kind) else [(key,)]
 
 
 def _value_depth(root: Any, path: KeyPath) -> int:

@@ -29,9 +29,10 @@ from typing import Any, Final, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from maitred.config.merged import PREFIX, MergedConfig, environment_settings, flag_settings
+from maitred.config.merged import MergedConfig, environment_settings, flag_settings
 from maitred.config.policy_bundle import PolicyBundle
 from maitred.config.root import POLICY_KEYS, Config
+from maitred.core.environment import PREFIX
 from maitred.core.errors import ConfigError
 from maitred.core.yaml_document import ReadableFile, YamlDocument
 from maitred.files import InputFiles

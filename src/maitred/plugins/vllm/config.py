@@ -6,13 +6,14 @@ the environment is called after its key: `MAITRED_SCHEDULER=sjf`. vLLM's own fla
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
 
 import maitred.compat  # noqa: F401 - the policy may be one of another system
 from maitred.core.contracts import QueuePolicy
+from maitred.core.environment import PREFIX, misspelt_variables
 from maitred.core.errors import ConfigError
 from maitred.core.yaml_document import KeyPath, YamlDocument
 from maitred.core.yaml_schema import first_problem, section_keys
@@ -20,7 +21,6 @@ from maitred.queueing import QueueingConfig
 
 SECTION: Final = "maitred"
 """The key of `--additional-config` that belongs to maitred."""
-_PREFIX: Final = "MAITRED_"
 
 
 class PluginConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -41,7 +41,7 @@ def read_config(additional_config: object, env: Mapping[str, str]) -> PluginConf
     place = f"--additional-config {SECTION}"
     if not isinstance(given, Mapping):
         raise ConfigError("there should be keys with values", where=place, hint='{"maitred": {"scheduler": "sjf"}}')
-    names = {key: f"{_PREFIX}{key.upper()}" for key in section_keys(PluginConfig)}
+    names = _variables()
     variables = {key: _value(env[name], name, key) for key, name in names.items() if name in env}
     values = variables | dict(given)
 
@@ -54,6 +54,21 @@ def read_config(additional_config: object, env: Mapping[str, str]) -> PluginConf
     config = msgspec.convert(values, PluginConfig)
     made_policy(config, locate(("scheduler",)))
     return config
+
+
+def misplaced(additional_config: object, env: Mapping[str, str]) -> Iterator[str]:
+    """Yield a warning for what was probably meant for maitred, and changes nothing: keys that are not below `maitred`, and
+    misspelt variables."""
+    names = _variables()
+    if isinstance(additional_config, Mapping) and SECTION not in additional_config:
+        for key in names.keys() & additional_config.keys():
+            yield f'--additional-config: {key} changes nothing (write {{"{SECTION}": {{"{key}": ...}}}})'
+    yield from misspelt_variables({name: value for name, value in env.items() if "__" not in name}, names.values())
+
+
+def _variables() -> dict[str, str]:
+    """Return the variables by their keys."""
+    return {key: f"{PREFIX}{key.upper()}" for key in section_keys(PluginConfig)}
 
 
 def made_policy(config: PluginConfig, where: str = "") -> QueuePolicy:

@@ -30,7 +30,7 @@ from maitred.core.request import Request, RequestId
 from maitred.core.units import Micros
 from maitred.plugins.vllm import release_of
 from maitred.plugins.vllm.block_pool_view import BlockPoolView
-from maitred.plugins.vllm.config import PluginConfig, made_policy, read_config
+from maitred.plugins.vllm.config import PluginConfig, made_policy, misplaced, read_config
 from maitred.plugins.vllm.engine_request import VllmRequest, describe_request
 from maitred.plugins.vllm.policy_queue import PolicyQueue, VllmState
 from maitred.plugins.vllm.step_log import FORMAT, StepLog, StepLogHeader
@@ -66,7 +66,8 @@ class Scheduler(EngineScheduler):  # type: ignore[misc]  # vLLM is not installed
         config = read_config(vllm_config.additional_config, os.environ)
         super().__init__(vllm_config, *args, **kwargs)
         pool = _view_of(self)
-        for warning in config.warnings(prefix_cache=pool is not None):
+        ignored = misplaced(vllm_config.additional_config, os.environ)
+        for warning in (*ignored, *config.warnings(prefix_cache=pool is not None)):
             logger.warning("maitred: %s", warning)
         queue = made_policy(config).make_queue(pool, Random(config.seed))
         log = None if config.record_steps is None else _open_log(self, config, config.record_steps, pool)
