@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from world import Backend, GatedAnswer, run, world
 
+from maitred.core.errors import JSON_ERRORS
 from maitred.scheduler.backends import served_models
+from maitred.scheduler.engines.polling import read_models
 from maitred.testing.world.invariants import check_replay
 
 
@@ -33,6 +36,27 @@ def test_a_name_of_a_model_that_is_too_long_is_none() -> None:
             assert list(w.state.models) == ["x" * 1_024]
 
     run(scenario())
+
+
+@pytest.mark.parametrize("number", [b"NaN", b"-Infinity", b"1e400", b"1" + b"0" * 5_000])
+def test_a_limit_that_is_no_number_is_not_known(number: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        backend = Backend()
+        backend.in_each_model = b'"max_model_len":%s,"top":18446744073709551617,"share":0.5,' % number
+        async with world(backend) as w:
+            polls = backend.health_polls
+            await w.wait_until(lambda: backend.health_polls > polls + 2)
+            (model,) = json.loads((await w.request("/v1/models", b"", "GET"))[2])["data"]
+            assert (model["max_model_len"], model["top"], model["share"]) == (None, 2**64 + 1, 0.5)
+
+    run(scenario())
+    assert sum("a number of its /v1/models is none, and counts as not given" in line for line in caplog.messages) == 1
+
+
+@pytest.mark.parametrize("wrong", [b'"\\ud800"', b"[" * 5_000, b"1,", b"\xff"])
+def test_what_is_more_than_a_wrong_number_is_refused(wrong: bytes) -> None:
+    with pytest.raises(JSON_ERRORS):
+        read_models(b'{"data": [{"id": "m", "limit": NaN, "name": %s}]}' % wrong)
 
 
 @pytest.mark.parametrize("mode", ["priority", "legacy", "off", "flow-control"])

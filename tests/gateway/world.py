@@ -105,6 +105,8 @@ class Backend:
 
     created = 1
     """What it says of each model."""
+    in_each_model = b""
+    """Further keys of each model, in JSON and with a comma behind each."""
 
     def __init__(self, respond: Responder = answer, models: tuple[str, ...] = ("m",)) -> None:
         self.respond = respond
@@ -167,7 +169,8 @@ class Backend:
             await received.send(whole(b"{}", self.status))
         elif received.head.startswith(b"GET /v1/models"):
             listed = [{"id": model, "object": "model", "created": self.created, "owned_by": "test"} for model in self.models]
-            await received.send(whole(msgspec.json.encode({"object": "list", "data": listed})))
+            page = msgspec.json.encode({"object": "list", "data": listed})
+            await received.send(whole(page.replace(b'"owned_by"', self.in_each_model + b'"owned_by"')))
         elif b"server_info" in received.head.split(b"\r\n")[0]:
             self.info_polls.append(received.head.split(b" ")[1].decode())
             await received.send(NOT_FOUND if self.info is None else whole(msgspec.json.encode(self.info)))

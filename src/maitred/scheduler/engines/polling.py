@@ -15,7 +15,9 @@ engine is not a smaller one."""
 from __future__ import annotations
 
 import itertools
+import json
 import logging
+import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -86,6 +88,8 @@ class BackendPoller:
         """Where its health is, or None if it has no such path."""
         self._configured_health_path = config.health_path
         self._max_models, self._lists_too_many = config.max_models, False
+        self._has_odd_numbers = False
+        """Whether the models have numbers like NaN."""
         self._wants_slots = config.slots_per_backend is None
         self._reports_slots = True
         self._slots: int | None = None
@@ -108,7 +112,8 @@ class BackendPoller:
         raises for an answer that is not valid."""
         async with timeout(self._timeout_secs):
             await self._check_health()
-            models = msgspec.json.decode(await self._get("/v1/models"), type=ModelList)
+            models, trouble = read_models(await self._get("/v1/models"))
+        self._note_numbers(trouble)
         if (self._wants_slots or self._wants_capacities) and self._reports_slots:
             await self._fetch_slots()
         if wants_metrics or (self._wants_slots and self._slots is None and self._may_tell_slots_in_metrics):
@@ -155,6 +160,11 @@ class BackendPoller:
             self._health_path = None
         elif not 200 <= status < 300:
             raise self._refused(self._health_path, status)
+
+    def _note_numbers(self, trouble: str) -> None:
+        if trouble and not self._has_odd_numbers:
+            log.warning("backend %s: a number of its /v1/models is none, and counts as not given: %s", self._origin, trouble)
+        self._has_odd_numbers = bool(trouble)
 
     def _usable_models(self, listed: ModelList) -> dict[str, dict[str, Any]]:
         """Return the models by id: the first `max_models`, because each costs memory, and time in every page of metrics."""
@@ -208,6 +218,28 @@ class BackendPoller:
             return ProtocolError(f"{path} answered {status}")
         hint = "it refuses gateway.upstream_api_key" if self._headers else "if it needs a key, set gateway.upstream_api_key"
         return ProtocolError(f"{path} answered {status}: {hint}")
+
+
+def read_models(page: bytes | bytearray) -> tuple[ModelList, str]:
+    """Return what /v1/models lists, and what is wrong with a number there, or "". One that JSON does not have, as Python writes
+    a limit that is infinite, is null then: no reason to serve nothing. Raises what decoding raises."""
+    try:
+        return msgspec.json.decode(page, type=ModelList), ""
+    except msgspec.DecodeError as error:
+        try:
+            found = json.loads(page.decode(), parse_constant=_number, parse_float=_number, parse_int=_number)
+        except (ValueError, RecursionError):
+            raise error from None
+        return msgspec.json.decode(json.dumps(found), type=ModelList), str(error)  # What else is wrong is found here as well.
+
+
+def _number(text: str) -> float | None:
+    """Return a number as Python writes it, or None if JSON has none that is written so."""
+    try:
+        return int(text)
+    except ValueError:  # also for thousands of digits
+        value = float(text)
+        return value if math.isfinite(value) else None
 
 
 def _is_model_id(value: object) -> bool:
