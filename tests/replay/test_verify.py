@@ -149,6 +149,24 @@ def test_the_command_reads_rotated_and_compressed_files(maitred: Callable[..., A
     assert (result.code, "DIFFERENT" in result.out) == (1, True)
 
 
+def test_a_line_that_differs_is_no_longer_than_anybody_reads(
+    maitred: Callable[..., Any], tmp_path: Path, log: list[bytes]
+) -> None:
+    (tmp_path / "log").write_bytes(b"".join(log[:40]) + b'{"room":"admission","x":"%s"}\n' % (b"y" * 100_000))
+    result = maitred("verify", tmp_path / "log")
+    assert (result.code, "y" * 900 in result.out, len(result.out) < 20_000) == (1, True, True)
+    assert result.out.endswith("--json prints the lines whole\n")
+    assert len(maitred("verify", "--json", tmp_path / "log").out) > 100_000
+
+
+@pytest.mark.parametrize(
+    "command", [["verify", "-"], ["why", "1", "--log", "-"], ["why", "--slow", "3", "-"], ["simulate", "--trace", "azure:-"]]
+)
+def test_what_is_piped_in_has_a_name(maitred: Callable[..., Any], command: list[str]) -> None:
+    result = maitred(*command)
+    assert (result.code, "no such file: what is piped in is /dev/stdin" in result.err) == (2, True)
+
+
 @pytest.mark.parametrize("command", [["verify"], ["why", "1", "--log"], ["why", "--slow", "3"]])
 @pytest.mark.parametrize("folder", ["", ".", "/"])
 def test_a_folder_is_no_log(maitred: Callable[..., Any], command: list[str], folder: str) -> None:

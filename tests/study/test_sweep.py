@@ -4,6 +4,7 @@ whichever worker is lost.
 
 from __future__ import annotations
 
+import gzip
 import os
 import signal
 from multiprocessing import active_children
@@ -246,6 +247,23 @@ def test_a_folder_is_not_taken_for_what_it_is_not(tmp_path: Path) -> None:
     (tmp_path / "runs.jsonl").write_bytes(b"?\n" + rows)
     with pytest.raises(ConfigError, match=r"runs\.jsonl:1: this is not a run"):
         sweep(GRID, out=tmp_path, resume=True)
+
+
+def test_a_sweep_does_not_go_on_with_another_trace(tmp_path: Path) -> None:
+    trace, header, out = tmp_path / "t.csv", tmp_path / "t.yaml", tmp_path / "out"
+    rows = gzip.decompress((Path(__file__).parents[1] / "vectors/blis/traces/tie24.csv.gz").read_bytes())
+    trace.write_bytes(rows)
+    spec = {**GRID, "workload": {"trace": f"blis:{trace}"}}
+    whole = sweep(spec, out=out)
+    trace.write_bytes(rows)  # Its time alone is another.
+    assert sweep(spec, out=out, resume=True) == whole
+    trace.write_bytes(rows.rstrip().rpartition(b"\n")[0] + b"\n")
+    with pytest.raises(ConfigError, match=r"out: its runs have not read .*t\.csv as it is now"):
+        sweep(spec, out=out, resume=True)
+    trace.write_bytes(rows)
+    header.write_text("trace_version: 2\n")
+    with pytest.raises(ConfigError, match=r"t\.yaml as it is now"):
+        sweep(spec, out=out, resume=True)
 
 
 def test_runs_and_a_picture(tmp_path: Path) -> None:

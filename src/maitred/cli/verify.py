@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from maitred.core.errors import ConfigError
+from maitred.core.errors import ConfigError, shortened
 from maitred.core.printing import printable
 
 if TYPE_CHECKING:
@@ -108,7 +108,14 @@ def _gap_in_words(gap: Gap) -> str:
 
 
 def difference_in_words(difference: Difference) -> Iterator[str]:
-    """Yield what differs, and what led to it."""
+    """Yield what differs, and what led to it, of each line no more than anybody reads."""
+    lines = [*_difference_lines(difference)]
+    yield from map(shortened, lines)
+    if any(line != shortened(line) for line in lines):
+        yield "  --json prints the lines whole"
+
+
+def _difference_lines(difference: Difference) -> Iterator[str]:
     import json
 
     yield f"{difference.place}: {difference.problem}"

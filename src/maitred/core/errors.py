@@ -36,9 +36,9 @@ class ConfigError(MaitredError):
         super().__init__(f"{where}: {problem}" if where else problem)
 
     def __str__(self) -> str:
-        place = f"{_shortened(self.where)}: " if self.where else ""
-        advice = f" ({_shortened(self.hint)})" if self.hint else ""
-        return f"{place}{_shortened(self.problem)}{advice}"
+        place = f"{shortened(self.where)}: " if self.where else ""
+        advice = f" ({shortened(self.hint)})" if self.hint else ""
+        return f"{place}{shortened(self.problem)}{advice}"
 
     def at(self, where: str) -> ConfigError:
         """Return the same error at another place."""
@@ -65,7 +65,8 @@ _MAX_PART_CHARS: Final = 2000
 """What a place, a problem and a hint may each have. Longer ones repeat a name, or the line of a file, that nobody can read."""
 
 
-def _shortened(text: str) -> str:
+def shortened(text: str) -> str:
+    """Return `text` as a line shows it: with dots in place of the middle if it has more than 2,000 characters."""
     half = _MAX_PART_CHARS // 2
     return text if len(text) <= _MAX_PART_CHARS else f"{text[: half - 5]} ... {text[-half:]}"
 

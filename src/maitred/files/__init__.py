@@ -75,7 +75,7 @@ def named_path(name: str, where: str) -> Path:
 
 def read_file(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
     """Return the content of a regular file. Raises OSError for a path that leads to anything else, and for a larger file."""
-    _check_kind(path, path.stat().st_mode)  # before it is opened: opening a device or a pipe may do something
+    _check_kind(path, _mode(path))  # before it is opened: opening a device or a pipe may do something
     with BufferedReader(FileIO(os.open(path, os.O_RDONLY | _NOT_BLOCKING))) as file:
         status = os.fstat(file.fileno())
         _check_kind(path, status.st_mode)
@@ -93,7 +93,7 @@ def read_file(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
 def read_input(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
     """Return the content of a regular file, or all that comes through a stream. Raises OSError, also for a stream that has not
     ended within `STREAM_SECS`."""
-    if not _is_stream(path.stat().st_mode):
+    if not _is_stream(_mode(path)):
         return read_file(path, max_bytes)
     descriptor = _open_to_read(path)
     try:
@@ -134,7 +134,7 @@ class InputFiles:
         if path in self._regular:
             return read_file(path, MAX_TEXT_BYTES)
         if path not in self._streamed:
-            if not _is_stream(path.stat().st_mode):
+            if not _is_stream(_mode(path)):
                 content = read_file(path, MAX_TEXT_BYTES)
                 self._regular.add(path)
                 return content
@@ -222,7 +222,7 @@ def check_own_file(path: Path) -> None:
 
 def _open_to_read(path: Path) -> int:
     """Return a descriptor that blocks while a stream is silent."""
-    mode = path.stat().st_mode
+    mode = _mode(path)
     if stat.S_ISFIFO(mode):
         return _open_pipe(path)
     if not _is_stream(mode):
@@ -230,6 +230,17 @@ def _open_to_read(path: Path) -> int:
     descriptor = os.open(path, os.O_RDONLY | _NOT_BLOCKING)
     os.set_blocking(descriptor, True)
     return descriptor
+
+
+def _mode(path: Path) -> int:
+    """Return the mode of what is read. Raises OSError, in words of our own for the name that other programs have for what is
+    piped in."""
+    try:
+        return path.stat().st_mode
+    except FileNotFoundError:
+        if str(path) != "-":
+            raise
+        raise FileNotFoundError(errno.ENOENT, "no such file: what is piped in is /dev/stdin", "-") from None
 
 
 def _open_pipe(path: Path) -> int:

@@ -8,7 +8,7 @@ a flag, `rate` in a file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
@@ -355,6 +355,14 @@ def make_self_contained(load: Load, spell: KeySpelling) -> Load:
         build_jobs(load, None, trace, None, spell)
         path = trace.path.resolve()
     return _with_absolute_paths(load, load.trace, path)
+
+
+def trace_files(load: Load) -> Sequence[Path]:
+    """Return the files that a self-contained load is read from; none if they come with maitred. Raises ConfigError."""
+    if load.trace is None or split_trace_spec(load.trace)[0] == SAMPLE:
+        return ()
+    with open_load_trace(load, as_key) as trace:
+        return trace.files
 
 
 def _with_absolute_paths(load: Load, name: str, path: Path) -> Load:

@@ -64,7 +64,7 @@ def sweep(
     grid = _grid_points(plan) if plan.spec.grid is not None else None
     if plan.spec.search is not None:
         plan.points(0, boundary_values(plan.spec.search.parameters))
-    journal = InMemoryJournal() if out is None else FileJournal(Path(out), plan.content(), resume=resume)
+    journal = InMemoryJournal() if out is None else FileJournal(Path(out), plan.content(), plan.traces(), resume=resume)
     with journal, make_workers(run_task, jobs=jobs, ray=ray) as workers:
         running = _RunningSweep(plan, journal, workers, progress)
         return running.run_grid(grid) if grid is not None else running.run_search()

@@ -1,6 +1,6 @@
 """Journal: the completed runs of a sweep, a line for each run, on disk before the run counts.
 
-    DIR/sweep.json     the identity of the sweep: its hash
+    DIR/sweep.json     the identity of the sweep: its hash, and those of its traces
     DIR/runs.jsonl     the runs in the order of completion: {"run": ID, "point": {...}, "seed": ..., "figures": {...}}
 
 A run is known by its content (`StudyRun.id`), so a completed run is never repeated, whatever stopped the sweep. An incomplete
@@ -40,7 +40,9 @@ class _JournalHeader(msgspec.Struct, frozen=True):
 
     maitred: str
     sweep: str
-    """Hash of everything that the sweep is made of."""
+    """Hash of everything that the sweep is made of, beside its traces."""
+    traces: dict[str, str] = {}
+    """The hash of each file of its traces, by its path."""
 
 
 class InMemoryJournal:
@@ -67,14 +69,16 @@ _MAX_RUNS_BYTES: Final = 1 << 40
 class FileJournal(InMemoryJournal):
     """A journal in a folder, to be used in a `with`."""
 
-    def __init__(self, folder: Path, content: list[Any], *, resume: bool) -> None:
-        """`content` is everything that the sweep is made of. With `resume` the folder may hold this very sweep, otherwise none.
+    def __init__(self, folder: Path, content: list[Any], traces: dict[str, str], *, resume: bool) -> None:
+        """`content` is everything that the sweep is made of, beside the files of `traces`, each with its hash. With `resume`
+        the folder may hold this very sweep, otherwise none.
 
         Raises ConfigError for another sweep, and for a folder that cannot be read or written.
         """
         super().__init__()
         self._folder = folder
-        header = _JournalHeader(__version__, hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest())
+        identity = hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()
+        header = _JournalHeader(__version__, identity, traces)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             before = self._read_header()
@@ -106,6 +110,10 @@ class FileJournal(InMemoryJournal):
             raise ConfigError(what, where=str(self._folder), hint="name another --out")
         if before.sweep != now.sweep:
             what = "it holds another sweep: the specification, its base or the environment has changed since"
+            raise ConfigError(what, where=str(self._folder), hint="name another --out")
+        changed = sorted(path for path, _ in before.traces.items() ^ now.traces.items())
+        if changed:
+            what = f"its runs have not read {changed[0]} as it is now: the trace has changed since, or another is in its place"
             raise ConfigError(what, where=str(self._folder), hint="name another --out")
 
     def _open_runs(self) -> BinaryIO:

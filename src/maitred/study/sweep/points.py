@@ -10,6 +10,7 @@ Example: the grid `{cluster.num_instances: [1, 2], instance.scheduler: [fcfs, sj
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
@@ -24,11 +25,11 @@ from maitred.config import Config
 from maitred.config.merged import MergedConfig, environment_settings, flag_settings
 from maitred.config.root import POLICY_KEYS
 from maitred.config.sources import flavour_defaults, with_simulation_defaults
-from maitred.core.errors import ConfigError, missing_library
+from maitred.core.errors import ConfigError, describe_os_error, missing_library
 from maitred.core.units import from_seconds
 from maitred.core.yaml_document import YamlDocument
 from maitred.core.yaml_schema import document_to_struct
-from maitred.files import InputFile
+from maitred.files import InputFile, open_input
 from maitred.report import DEFAULT_SLO, Slo, workload_targets
 from maitred.study.candidate import Candidate
 from maitred.study.metrics import Figures
@@ -46,7 +47,7 @@ from maitred.study.sweep.spec import (
     uncoupled,
 )
 from maitred.workload import Workload
-from maitred.workload.load import Load, make_self_contained
+from maitred.workload.load import Load, make_self_contained, trace_files
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -101,6 +102,11 @@ class SweepPlan:
         """Return everything that the sweep is made of."""
         settings = [(setting.path, setting.value) for setting in self._env]
         return [self._document.value, *(document.value for document in self._base), settings]
+
+    def traces(self) -> dict[str, str]:
+        """Return the hash of each file of the traces of the points that were made, by its path. Raises ConfigError for a file
+        that cannot be read."""
+        return {str(path): _content_hash(path) for load in self._loads.values() for path in trace_files(load)}
 
     def locate(self, *path: str) -> str:
         """Return the place in the user's file where a key is written."""
@@ -203,6 +209,14 @@ class TpeSearch:
                 trial.set_constraint(str(number), min(excess, _UNMET_EXCESS))
             loss = math.inf if found is None else self._criteria.loss(self._criteria.objective, found)
             self._study.tell(trial, loss)
+
+
+def _content_hash(path: Path) -> str:
+    try:
+        with open_input(path) as file:
+            return hashlib.file_digest(file, "blake2b").hexdigest()[:32]
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {describe_os_error(error)}", where=str(path)) from error
 
 
 def _objective(slo: Slo, workload: Workload | None) -> Slo:
