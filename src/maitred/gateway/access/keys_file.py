@@ -180,7 +180,7 @@ class KeysFile:
         if found is not None:
             self._seen, self._read = found
         if isinstance(self._read, ConfigError):
-            raise self._read
+            raise self._read.with_traceback(None)  # It would grow with each look.
         if found is not None:
             self._table = KeyTable(self._read)
             warning = expiry_warning(self._read.values(), self._clock.wall())
