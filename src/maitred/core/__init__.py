@@ -9,7 +9,7 @@ units.py          microseconds, and seconds at the edge; slo_classes.py: classes
 errors.py         what every error tells: what, where, and what would be right
 python_json.py    JSON with NaN and Infinity, as Python writes it; field_types.py: types of fields of structs that programs make
 yaml_document.py  a YAML file with the line of each value; yaml_schema.py: as a struct
-printing.py       text from outside, without what cannot be printed
+printing.py       text from outside, without what cannot be printed; environment.py: variables that are misspelt
 histogram.py      distributions as counts, with quantiles; student_t.py: intervals from few values
 lazy_heap.py      heaps with lazy deletion; steps.py: work between whose steps a loop may run
 """
