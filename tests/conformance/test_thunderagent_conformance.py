@@ -1,5 +1,5 @@
-"""ThunderAgent's recorded scenarios against the real gateway, in virtual time: one test for each; and once more against a
-gateway of three workers, of which each request comes to another."""
+"""ThunderAgent's recorded scenarios against the real gateway, in virtual time: one test for each; and twice more, against a
+gateway of three workers and against three gateways with two schedulers, of which each request comes to another."""
 
 from functools import partial
 from pathlib import Path
@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 import virtual_time
-from conformance.smg_conformance.gateway import in_this_process, with_workers
+from conformance.smg_conformance.gateway import in_this_process, with_schedulers, with_workers
 from conformance.smg_conformance.scenario import Unread, read_file
 from conformance.thunderagent_conformance.runner import run
 
@@ -25,7 +25,11 @@ def three_workers():
     return with_workers(3, virtual_time.MACHINE.get())
 
 
-@pytest.mark.parametrize("gateway", [one_gateway, three_workers])
+def three_gateways_and_two_schedulers():
+    return with_schedulers(3, 2, virtual_time.MACHINE.get())
+
+
+@pytest.mark.parametrize("gateway", [one_gateway, three_workers, three_gateways_and_two_schedulers])
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_as_recorded_or_as_wanted(name, gateway):
     async def play():

@@ -76,6 +76,8 @@ class LinkedGateway(AwaitingGateway):
         self._asked = AskedPages(self.scheduler.link.report)
         assert isinstance(self._endpoints, LinkedEndpoints)
         self._endpoints.asked = self._asked
+        if self.programs is not None:
+            self._endpoints.ask_for_programs()
         self.scheduler.on_note, self.scheduler.link.on_opened = self._on_note, self._asked.ask_again
         view = GatewayView(self.scheduler, self._clock)
         self._snapshots.cluster = view.state

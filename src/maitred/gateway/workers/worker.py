@@ -81,6 +81,10 @@ class WorkerEndpoints(AdminEndpoints):
 
     asked: AskedPages
 
+    def ask_for_programs(self) -> None:
+        """Have the paths of programs, which another process answers."""
+        self.add(*paths_answered_by(_answered_elsewhere))
+
     def is_asked(self, path: str) -> bool:
         """Return whether the scheduler makes the page at `path`."""
         return path not in _OWN_PAGES
@@ -126,7 +130,7 @@ class WorkerGateway(Gateway):
         self._endpoints.asked = self._asked
         self._dashboard.feed.look = self._look
         if self.programs is not None:
-            self._endpoints.add(*paths_answered_by(_answered_by_parent))
+            self._endpoints.ask_for_programs()
         self.scheduler.on_note, self.parent_link.on_opened = self._on_note, self._on_opened
         sink = self._outputs.record_sink
         self._relay = sink if isinstance(sink, RecordRelay) else None
@@ -240,6 +244,6 @@ class WorkerGateway(Gateway):
         )
 
 
-async def _answered_by_parent(exchange: Exchange, viewer: Viewer) -> None:
+async def _answered_elsewhere(exchange: Exchange, viewer: Viewer) -> None:
     """Do nothing: see `WorkerEndpoints.answer_as`."""
-    raise AssertionError(f"{exchange.path} is a page of the parent's")
+    raise AssertionError(f"{exchange.path} is a page of another process")
