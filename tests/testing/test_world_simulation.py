@@ -98,6 +98,7 @@ FAILED: Final = {
     "answers that come as the time for them at a shutdown is over": (900_218, {}),
     "a log of decisions that is torn in its first line": (900_376, {}),
     "an engine that dies behind the last event of a stream, and before its end": (901_842, {}),
+    "a newcomer that takes the last slot of its tenant before one that waits in a lower class": (981_289, {}),
 }
 """Seeds that have failed once, each with what it needs beside."""
 

@@ -290,6 +290,9 @@ class Books:
         if policy is None or policy.max_in_flight is None or self._config.mode != "priority":
             return True
         held = self._num_held_by(request.tenant)
+        newcomer = self._requests.get(self._newcomer) if self._newcomer is not None else None
+        if newcomer is not None and newcomer.tenant == request.tenant and newcomer.asked_class > request.asked_class:
+            held += newcomer.hold is None and not newcomer.waits  # It goes first, and is decided on last.
         if not request.awaits_victim:
             held += sum(r.awaits_victim and r.tenant == request.tenant for r in self._requests.values())
         return held < policy.max_in_flight or not held
