@@ -124,7 +124,7 @@ def check(root: Path) -> None:
         _until(lambda: _inside(root, *health, url="http://127.0.0.1:18260/health"))
         body = '{"model":"demo","messages":[{"role":"user","content":"hi"}],"max_tokens":3}'
         ask = "import sys, urllib.request as u; print(u.urlopen(u.Request(sys.argv[1], sys.argv[2].encode())).read().decode())"
-        _inside(root, "python3", "-c", ask, "http://127.0.0.1:18260/v1/chat/completions", body)
+        _until(lambda: _inside(root, "python3", "-c", ask, "http://127.0.0.1:18260/v1/chat/completions", body))
         _inside(root, "sh", "-c", "test $(id -u) = 10001 && ! touch /opt/maitred/x 2>/dev/null && touch /var/lib/maitred/x")
         _inside(root, "sh", "-c", "! command -v gcc")
         _inside(root, "maitred", "--version")
@@ -142,7 +142,7 @@ def _until(ask: Callable[[], object]) -> None:
             ask()
             return
         time.sleep(1)
-    raise AssertionError("the health check of the image does not succeed")
+    raise AssertionError("the image does not answer")
 
 
 def _command(root: Path, words: Sequence[str], url: str) -> list[str]:
