@@ -59,7 +59,7 @@ def test_a_restart_with_another_limit_is_followed(has_metrics: bool) -> None:
     engine = Engine(64)
     gateway = Gateway(engine, clients=400, chats_per_sec=5, has_metrics=has_metrics)
     world = World(engine, gateway)
-    for limit in (64, 32, 128):
+    for limit in (64, 32, 128, 16):
         world.restart(limit)
         began = world.now
         world.run(20)

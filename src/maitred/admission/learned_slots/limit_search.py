@@ -96,7 +96,7 @@ class LimitSearch:
 
     def forget(self) -> None:
         """Forget the limit, and keep the slots: it may be another engine now."""
-        self.limit, self._confirmed, self.is_probing = None, None, False
+        self.limit, self._confirmed, self.is_probing, self.largest_limit = None, None, False, 0
         self._recent.clear()
         self._previous, self._raises, self._short_looks = None, 0, 0
         self.distrust()
@@ -105,7 +105,7 @@ class LimitSearch:
         """Begin with what another search of this engine has found, in place of all that is known here."""
         self.forget()
         limit, self._ever_confirmed = learned.limit, True
-        self.last_limit, self.largest_limit = limit, max(limit, self.largest_limit)
+        self.last_limit = self.largest_limit = limit
         if learned.is_trusted:
             self.limit = self._confirmed = limit
             self._confirmed_at, self._confirmed_at_full_memory = now, False
