@@ -58,18 +58,16 @@ def taken_over(ticket: Ticket) -> Ticket:
     """Return a request of another core as one that may be taken over: a victim has its slot still, and a preemptor waits."""
     t, state = ticket, ticket.state
     other = Ticket(
-        *(
-            t.id,
-            t.pool,
-            t.priority_class,
-            t.tenant,
-            t.cost,
-            t.prompt_tokens,
-            t.slo_priority,
-            t.slo_target,
-            t.sequences,
-            t.client_id,
-        )
+        t.id,
+        t.pool,
+        t.priority_class,
+        t.tenant,
+        t.cost,
+        t.prompt_tokens,
+        t.slo_priority,
+        t.slo_target,
+        t.sequences,
+        t.client_id,
     )
     other.state = {TicketState.VICTIM: TicketState.ADMITTED, TicketState.AWAITING: TicketState.QUEUED}.get(state, state)
     other.submitted_at, other.admitted_at, other.sequence_number = t.submitted_at, t.admitted_at, t.sequence_number

@@ -17,7 +17,8 @@ _replacements: list[object] = []
 
 
 class CannotCopyError(MaitredError):
-    """A part of a core cannot be copied: a plug-in that holds a lock, or a compiled class."""
+    """A part of a core cannot be copied. So it always is where the cores are compiled, since mypyc's classes cannot be pickled;
+    otherwise only with a plug-in that has a lock, a file or the like."""
 
 
 def copied(core: T, replaced: Sequence[tuple[object, object]]) -> T:
