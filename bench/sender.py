@@ -27,7 +27,7 @@ from maitred.cli.terminal import raise_file_limit
 from maitred.core.request import Request
 from maitred.emulator.clients.prompts import PromptWriter, TokenScale
 from maitred.emulator.clients.schedule import SendSchedule
-from maitred.emulator.clients.sender import RequestSender, SendTarget, SentRequest
+from maitred.emulator.clients.sender import LoadSender, SendTarget, SentRequest
 from maitred.study.live.observed import Observation
 from maitred.wire.origin import Origin
 from maitred.workload import Job
@@ -132,7 +132,7 @@ async def run_sender(port: int, count: int, rate: float) -> tuple[float, list[Se
         done.append(sent)
 
     endpoint = SendTarget(origin=Origin.parse(f"http://127.0.0.1:{port}"), path="/v1/completions")
-    sender = RequestSender(endpoint, PromptWriter("m", chat=False, scale=TokenScale(), nonce=time.time_ns()), on_end)
+    sender = LoadSender(endpoint, PromptWriter("m", chat=False, scale=TokenScale(), nonce=time.time_ns()), on_end)
     await sender.run(SendSchedule(jobs(count // 4, rate)))  # connections
     done.clear()
     began = time.process_time()

@@ -19,14 +19,14 @@ from maitred import is_compiled
 from maitred.admission import Admission, AdmissionConfig, AdmissionPolicy, ReleaseReason, Ticket
 from maitred.admission.inputs import Reconfigure
 from maitred.core.request import PriorityClass
-from maitred.core.tapped_log import TappedLog, Told
+from maitred.core.tapped_log import TakenInput, TappedLog
 from maitred.shadow.admission import AdmissionShadow
 from maitred.shadow.disagreements import Disagreement
 
 BULK, CHAT = PriorityClass.BULK, PriorityClass.INTERACTIVE
 
 
-def followed(told: Sequence[Told], shadow: AdmissionShadow, later: AdmissionConfig | None = None) -> list[Disagreement]:
+def followed(told: Sequence[TakenInput], shadow: AdmissionShadow, later: AdmissionConfig | None = None) -> list[Disagreement]:
     found = []
     for each in told:
         if isinstance(each.given, Reconfigure) and later is not None:
@@ -42,7 +42,7 @@ def followed(told: Sequence[Told], shadow: AdmissionShadow, later: AdmissionConf
 def test_a_shadow_under_the_rules_in_force_never_disagrees(
     config: AdmissionConfig, later: AdmissionConfig, happened: Sequence[Event]
 ) -> None:
-    told: list[Told] = []
+    told: list[TakenInput] = []
     drive(Admission(config, {"m": 2, "n": 1}, log=TappedLog(None, told.append)), happened, later)
     shadow = AdmissionShadow(config)
     assert followed(told, shadow, later) == []
@@ -55,7 +55,7 @@ class LooksAwayAtTimes:
     def __init__(
         self, config: AdmissionConfig, shadow: AdmissionConfig, happened: Sequence[Event], seed: int, *, is_same: bool
     ) -> None:
-        self._told: list[Told] = []
+        self._told: list[TakenInput] = []
         self._log = TappedLog(None, self._told.append)
         self._core, self.shadow = Admission(config, {"m": 2, "n": 1}, log=self._log), AdmissionShadow(shadow)
         self._instants, self._draw = accumulate(span for *_, span in happened), Random(seed)
@@ -124,7 +124,7 @@ def test_a_shadow_under_any_rules_keeps_its_books_wherever_it_looks_away(
 def test_a_shadow_under_any_rules_keeps_its_books(
     config: AdmissionConfig, later: AdmissionConfig, other: AdmissionConfig, happened: Sequence[Event]
 ) -> None:
-    told: list[Told] = []
+    told: list[TakenInput] = []
     drive(Admission(config, {"m": 2, "n": 1}, log=TappedLog(None, told.append)), happened, later)
     found = followed(told, AdmissionShadow(other))
     assert len({(each.request, each.kind) for each in found}) == len(found)
@@ -159,7 +159,7 @@ class World:
     """A core in force with a slot, and a shadow beside it."""
 
     def __init__(self, shadow: AdmissionConfig, real: AdmissionConfig | None = None, slots: int = 1) -> None:
-        self.told: list[Told] = []
+        self.told: list[TakenInput] = []
         self.core = Admission(real or bare(), {"m": slots}, log=TappedLog(None, self.told.append))
         self.shadow = AdmissionShadow(shadow)
 

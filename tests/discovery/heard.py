@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from maitred.scheduler.discovery.base import Told, checked_urls
+from maitred.scheduler.discovery.base import SourceListener, checked_urls
 from maitred.wire.machine import Machine
 
 
-class Heard(Told):
+class Heard(SourceListener):
     """Keeps what a source has told."""
 
     def __init__(self, machine: Machine | None = None) -> None:

@@ -9,7 +9,7 @@ import pytest
 from heard import Heard, write
 
 from maitred.core.errors import ConfigError
-from maitred.scheduler.discovery.base import SOURCES, SourceError, Told, checked_urls
+from maitred.scheduler.discovery.base import SOURCES, SourceError, SourceListener, checked_urls
 from maitred.scheduler.discovery.file_source import FileSource, parse_groups
 from maitred.testing import check_source
 
@@ -81,7 +81,7 @@ def test_they_keep_the_contract_of_a_source(tmp_path: Path) -> None:
 class Ending:
     """A source that breaks its contract."""
 
-    async def run(self, told: Told) -> None:
+    async def run(self, told: SourceListener) -> None:
         told.listed([])
 
 

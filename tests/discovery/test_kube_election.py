@@ -10,14 +10,14 @@ import pytest
 from kube_server import KubeServer
 
 from maitred.core.units import SECOND
-from maitred.scheduler.interface import Candidate
+from maitred.scheduler.interface import ElectionCandidate
 from maitred.scheduler.kube_clients import open_kube
 from maitred.scheduler.sharing.elections.election import ElectionError
 from maitred.scheduler.sharing.elections.kube_election import KubeElection
 from maitred.wire.clock import Clock
 
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/serving/leases"
-A, B = Candidate("a", "10.0.0.1:7070"), Candidate("b", "10.0.0.2:7070")
+A, B = ElectionCandidate("a", "10.0.0.1:7070"), ElectionCandidate("b", "10.0.0.2:7070")
 UseServer = Callable[[KubeServer], str]
 
 

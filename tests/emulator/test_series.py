@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import prometheus_client as prometheus
 
-from maitred.emulator.series import Counter, Gauge, Histogram, Page
+from maitred.emulator.series import Counter, Gauge, HistogramSeries, SeriesPage
 
 LABELS = {"model_name": 'a "quoted"\\name\nof two lines', "engine": "0"}
 BOUNDS = (0.5, 1, 20, 2_560)
@@ -22,10 +22,10 @@ def text_of_prometheus(values: list[float], tokens: float, load: float) -> str:
 
 
 def test_a_page_is_written_as_prometheus_client_writes_it() -> None:
-    page, load = Page(), [0.25]
+    page, load = SeriesPage(), [0.25]
     (tokens,) = page.add("counter", "tokens_total", "Tokens.", Counter("tokens_total", LABELS))
     page.add("gauge", "load", "Load.", Gauge("load", LABELS, lambda: load[0]))
-    (ttft,) = page.add("histogram", "ttft", "First token.", Histogram("ttft", LABELS, BOUNDS))
+    (ttft,) = page.add("histogram", "ttft", "First token.", HistogramSeries("ttft", LABELS, BOUNDS))
     assert page.text() == text_of_prometheus([], 0, 0.25)
     tokens.inc(3_000_000)
     values = [0.5, 0.1, 3.0, 1e5]
@@ -39,7 +39,7 @@ def test_a_page_is_written_as_prometheus_client_writes_it() -> None:
 
 
 def test_equal_names_with_several_labels_are_one_family() -> None:
-    page = Page()
+    page = SeriesPage()
     ended = [Counter("ended_total", {"reason": reason}) for reason in ("stop", "length")]
     page.add("counter", "ended_total", "Ends.", *ended)
     ended[1].inc()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from maitred.scheduler.discovery.base import Told
+from maitred.scheduler.discovery.base import SourceListener
 
 
 class Script:
@@ -41,7 +41,7 @@ SCRIPT = Script()
 class Scripted:
     """Says what `SCRIPT` has."""
 
-    async def run(self, told: Told) -> None:
+    async def run(self, told: SourceListener) -> None:
         while True:
             while SCRIPT.queue:
                 said = SCRIPT.queue.pop(0)

@@ -17,7 +17,7 @@ from world import run_on_sockets
 from maitred.core.units import SECOND
 from maitred.scheduler.interface import Dialer, ElectedAddresses, open_election
 from maitred.scheduler.link_config import SchedulerConfig
-from maitred.scheduler.sharing.elections.election import Candidate, Election, ElectionError, Term
+from maitred.scheduler.sharing.elections.election import Election, ElectionCandidate, ElectionError, Term
 from maitred.wire.machine import Machine
 
 
@@ -127,7 +127,7 @@ def test_an_election_behind_sentinel_and_one_in_a_cluster(tmp_path: Path) -> Non
                     "the time of day, since nothing tells of an epoch before"
                 )
                 assert (term.gateways, term.is_first) == ([("", "")], True)
-                assert await other.campaign(Candidate("other", "other:1"), 0) is None
+                assert await other.campaign(ElectionCandidate("other", "other:1"), 0) is None
                 assert await one.renew([("g", "boot")])
                 assert not await other.renew([])
                 leader = await other.leader()
@@ -145,7 +145,7 @@ def test_an_election_behind_sentinel_and_one_in_a_cluster(tmp_path: Path) -> Non
 async def _campaign(election: Election, address: str) -> Term:
     while True:  # A cluster takes a moment to find that it is whole.
         with contextlib.suppress(ElectionError):
-            term = await election.campaign(Candidate("name", address), 0)
+            term = await election.campaign(ElectionCandidate("name", address), 0)
             assert term is not None
             return term
         await asyncio.sleep(0.05)

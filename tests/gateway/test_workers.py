@@ -25,7 +25,7 @@ from maitred.gateway.access.page_access import Shown
 from maitred.gateway.admin.reload import GatewaySettings
 from maitred.gateway.observe.loop_lag import LoopLag
 from maitred.gateway.observe.record_file import RecordFile
-from maitred.gateway.observe.recording import RecordedRequest
+from maitred.gateway.observe.recording import RecordingRow
 from maitred.gateway.observe.request_metrics import RequestMetrics
 from maitred.gateway.observe.state import GatewayCounters
 from maitred.gateway.workers import parent as parent_module
@@ -614,10 +614,10 @@ def test_a_page_is_asked_for_again_when_the_link_has_broken() -> None:
 
 
 def test_a_row_that_is_lost_with_a_link_is_recorded_once_and_in_its_place(tmp_path: Path) -> None:
-    def recorded(arrival: int, ended_at: int) -> RecordedRequest:
+    def recorded(arrival: int, ended_at: int) -> RecordingRow:
         measured = Measured("usage", None, "", None, None, ended_at - arrival, "")
         request = Request(id=arrival, arrival=arrival, prompt_tokens=arrival)
-        return RecordedRequest(request, ended_at, arrival, 1, "completed", measured)
+        return RecordingRow(request, ended_at, arrival, 1, "completed", measured)
 
     async def scenario() -> None:
         file = RecordFile(str(tmp_path / "r.csv"), Machine().clock)

@@ -19,12 +19,12 @@ from maitred.scheduler.link.gateway_books import UNKNOWN_GATEWAY, GatewayId
 from maitred.scheduler.link_config import SchedulerConfig
 from maitred.scheduler.redis_clients import for_event_loops, open_redis
 from maitred.scheduler.sharing.dialer import FinderError
-from maitred.scheduler.sharing.elections.election import Candidate, ElectedAddresses, ElectionError, SoleScheduler, Term
+from maitred.scheduler.sharing.elections.election import ElectedAddresses, ElectionCandidate, ElectionError, SoleScheduler, Term
 from maitred.scheduler.sharing.elections.elector import Elector
 from maitred.scheduler.sharing.elections.file_election import FileElection
 from maitred.scheduler.sharing.elections.redis_election import RedisElection
 
-US = Candidate("us", "10.0.0.5:7070")
+US = ElectionCandidate("us", "10.0.0.5:7070")
 GATEWAY = ("gateway", "boot")
 
 
@@ -58,8 +58,8 @@ def test_gateways_that_cannot_be_read_are_waited_for_as_unknown_ones(gateways: b
 
 def test_a_leader_without_an_address_cannot_be_reached() -> None:
     class Elsewhere(SoleScheduler):
-        async def leader(self) -> Candidate | None:
-            return Candidate("them", "nowhere")
+        async def leader(self) -> ElectionCandidate | None:
+            return ElectionCandidate("them", "nowhere")
 
     with pytest.raises(ElectionError, match="no address of a scheduler"):
         asyncio.run(ElectedAddresses(Elsewhere()).addresses())
@@ -113,7 +113,7 @@ def test_a_store_whose_client_fails_is_asked_again_and_the_log_has_it_once(caplo
     class Broken(SoleScheduler):
         tries = 0
 
-        async def campaign(self, candidate: Candidate, floor: int) -> Term | None:
+        async def campaign(self, candidate: ElectionCandidate, floor: int) -> Term | None:
             self.tries += 1
             if self.tries <= 2:
                 raise RuntimeError("a defect")
@@ -138,11 +138,11 @@ def test_a_store_whose_client_fails_is_asked_again_and_the_log_has_it_once(caplo
 def test_a_scheduler_says_whom_it_stands_by_for_and_what_it_does_without_the_store(caplog: pytest.LogCaptureFixture) -> None:
     class Changing(SoleScheduler):
         lease = 2 * SECOND
-        other: Candidate | None = Candidate("other", "10.0.0.6:7070")
+        other: ElectionCandidate | None = ElectionCandidate("other", "10.0.0.6:7070")
         where = "the store at X"
         is_down = False
 
-        async def campaign(self, candidate: Candidate, floor: int) -> Term | None:
+        async def campaign(self, candidate: ElectionCandidate, floor: int) -> Term | None:
             if self.is_down:
                 await asyncio.Event().wait()
             return None if self.other else await super().campaign(candidate, floor)
@@ -150,7 +150,7 @@ def test_a_scheduler_says_whom_it_stands_by_for_and_what_it_does_without_the_sto
         async def renew(self, gateways: Collection[GatewayId]) -> bool:
             return await self.campaign(US, 0) is not None
 
-        async def leader(self) -> Candidate | None:
+        async def leader(self) -> ElectionCandidate | None:
             return self.other
 
     async def scenario() -> None:
@@ -281,7 +281,7 @@ def test_a_leader_that_resigns_has_its_lock_until_its_last_write_is_done(tmp_pat
         renewing.cancel()  # As after a time limit.
         await asyncio.wait({renewing})
         await first.resign()
-        them = Candidate("them", "10.0.0.6:7070")
+        them = ElectionCandidate("them", "10.0.0.6:7070")
         assert await second.campaign(them, 0) is None
         first.gate.set()
         assert first._asked is not None

@@ -12,6 +12,7 @@ from maitred.scheduler.link.authentication import Side
 from maitred.scheduler.link.channel import Channel, ChannelLimits
 from maitred.scheduler.link.messages import (
     AnyMessage,
+    AttemptOutcome,
     EndProgram,
     FirstByte,
     Grant,
@@ -19,7 +20,6 @@ from maitred.scheduler.link.messages import (
     HelloPart,
     Marked,
     Note,
-    Outcome,
     OutcomeKind,
     Progress,
     Release,
@@ -53,8 +53,8 @@ def odd_terms(**said: object) -> Submit:
         FirstByte(-2, 0),
         Marked(-1),
         Release(0, 1, "drained", -7),  # type: ignore[arg-type]
-        Outcome(-3, OutcomeKind.BUSY),
-        Outcome(0, OutcomeKind.REST, rest=-1),
+        AttemptOutcome(-3, OutcomeKind.BUSY),
+        AttemptOutcome(0, OutcomeKind.REST, rest=-1),
         Progress([0], [-9]),
         EndProgram(-1),
     ],

@@ -19,7 +19,7 @@ from maitred.admission import AdmissionConfig
 from maitred.instance import InstanceConfig
 from maitred.report import Slo, simulate
 from maitred.report.page.parts import page_parts, scatter_html
-from maitred.report.panels import Group, Limit, Point, Scatter
+from maitred.report.panels import Group, LimitLine, Point, Scatter
 from maitred.sim import ClusterConfig
 from maitred.workload.synthetic import synthetic
 
@@ -166,7 +166,7 @@ def test_the_picture_of_a_study_is_drawn_and_read(tmp_path: Path) -> None:
             Group(label="candidates", points=(Point(x=1, y=900.0, hollow=True), Point(x=4, y=20.0))),
             Group(label="middle", points=(Point(x=2.5, y=150.0, low=2, high=3, text="in the middle"),), line="straight"),
         ),
-        limits=(Limit(label="constraint", axis="y", at=500),),
+        limits=(LimitLine(label="constraint", axis="y", at=500),),
         log_y=True,
     )
     at_the_point = """u.setCursor({ left: u.valToPos(2.5, "x"), top: u.valToPos(150, "y") }); about.tip = tip(plot);"""

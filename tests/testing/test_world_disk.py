@@ -13,7 +13,7 @@ import pytest
 from maitred.files.append_file import AppendFile
 from maitred.files.line_file import LineFile
 from maitred.testing.world import Network, VirtualLoop
-from maitred.testing.world.behaviours import Client, ClientPlan
+from maitred.testing.world.behaviours import ClientPlan, SimulatedClient
 from maitred.testing.world.invariants import check_end
 from maitred.testing.world.machine import MemoryMachine, tear
 from maitred.testing.world.scenario import GATEWAY, PORT, Scenario
@@ -75,7 +75,7 @@ def test_a_torn_file_is_a_beginning_of_it(tmp_path: Path) -> None:
 
 def test_nothing_is_held_against_a_life_whose_lines_never_reached_the_disk(tmp_path: Path) -> None:
     stage = Stage(Scenario(seed=1, clients=()), tmp_path)
-    client = Client(stage.loop, "polite", ClientPlan(kind="polite"), (GATEWAY, PORT), stage.ledger)
+    client = SimulatedClient(stage.loop, "polite", ClientPlan(kind="polite"), (GATEWAY, PORT), stage.ledger)
 
     async def live() -> None:
         await stage.process.start()

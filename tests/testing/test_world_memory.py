@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from maitred.testing.world import chaos
-from maitred.testing.world.behaviours import KINDS, Client, ClientPlan
+from maitred.testing.world.behaviours import KINDS, ClientPlan, SimulatedClient
 from maitred.testing.world.chaos import FAULTS
 from maitred.testing.world.scenario import GATEWAY, PORT, Scenario
 from maitred.testing.world.simulation import IDLE_SECS
@@ -43,7 +43,7 @@ def test_objects_do_not_grow_with_the_requests(faults: tuple[str, ...], tmp_path
 
     async def wave(number: int) -> None:
         troubles = [stage.loop.create_task(trouble) for trouble in chaos.troubles(stage, chaos.FAULTS)]
-        clients = [Client(stage.loop, f"{plan.kind}{number}", plan, (GATEWAY, PORT), stage.ledger) for plan in plans]
+        clients = [SimulatedClient(stage.loop, f"{plan.kind}{number}", plan, (GATEWAY, PORT), stage.ledger) for plan in plans]
         await asyncio.gather(*(client.run() for client in clients))
         for trouble in troubles:
             trouble.cancel()

@@ -17,11 +17,11 @@ from maitred.testing.world.behaviours import KINDS, MODEL, OTHER_MODEL, ClientPl
 from maitred.testing.world.chaos import FAULTS
 from maitred.testing.world.lies import LIES
 from maitred.testing.world.scenario import Scenario
-from maitred.testing.world.simulation import Outcome, Simulation
+from maitred.testing.world.simulation import ScenarioOutcome, Simulation
 from maitred.testing.world.swarm import draw_scenario
 
 
-def play(scenario: Scenario, folder: Path) -> Outcome:
+def play(scenario: Scenario, folder: Path) -> ScenarioOutcome:
     return Simulation(scenario, folder).run()
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from maitred.testing.world.behaviours import Client, ClientPlan
+from maitred.testing.world.behaviours import ClientPlan, SimulatedClient
 from maitred.testing.world.clients import ClientConnection, Fate, Sent
 from maitred.testing.world.invariants import check_ended
 from maitred.testing.world.scenario import GATEWAY, PORT, Scenario
@@ -25,7 +25,7 @@ class Scene:
 
     def __init__(self, folder: Path, plan: ClientPlan) -> None:
         self.stage = Stage(Scenario(seed=1, clients=()), folder)
-        self.client = Client(self.stage.loop, plan.kind, plan, (GATEWAY, PORT), self.stage.ledger)
+        self.client = SimulatedClient(self.stage.loop, plan.kind, plan, (GATEWAY, PORT), self.stage.ledger)
 
     def play(self, scenario: Coroutine[Any, Any, None], *, announces_end: bool = True) -> None:
         """Start all, play `scenario`, and end the engines. Without `announces_end` idle connections are closed at SIGTERM."""

@@ -58,7 +58,7 @@ class KvUsageTarget:
 
 
 @AUTOSCALERS.register("queue-depth")
-class QueueDepth:
+class QueueDepthTarget:
     """More instances while more than `target` requests wait for each; one fewer when nothing waits and batches are empty."""
 
     about = AutoscalerInfo(

@@ -12,7 +12,7 @@ from maitred.core.errors import ConfigError, shortened
 from maitred.core.printing import printable
 
 if TYPE_CHECKING:
-    from maitred.replay.verify import Difference, Gap, Verified
+    from maitred.replay.verify import FirstDifference, Gap, Verified
 
 DIFFERENT: Final = 1
 
@@ -107,7 +107,7 @@ def _gap_in_words(gap: Gap) -> str:
     return f"{gap.place}: {missing}; {behind}"
 
 
-def difference_in_words(difference: Difference) -> Iterator[str]:
+def difference_in_words(difference: FirstDifference) -> Iterator[str]:
     """Yield what differs, and what led to it, of each line no more than anybody reads."""
     lines = [*_difference_lines(difference)]
     yield from map(shortened, lines)
@@ -115,7 +115,7 @@ def difference_in_words(difference: Difference) -> Iterator[str]:
         yield "  --json prints the lines whole"
 
 
-def _difference_lines(difference: Difference) -> Iterator[str]:
+def _difference_lines(difference: FirstDifference) -> Iterator[str]:
     import json
 
     yield f"{difference.place}: {difference.problem}"

@@ -15,7 +15,7 @@ from maitred.core.decisions import DecisionLog, Input, Recorder
 from maitred.core.request import RequestId
 
 
-class Told:
+class TakenInput:
     """An input that a core has taken, with what was decided."""
 
     __slots__ = ("decisions", "given", "room")
@@ -36,7 +36,9 @@ class LoggedCore(Protocol):
 class TappedLog(DecisionLog):
     """A log that is written as another one says, or not at all."""
 
-    def __init__(self, log: DecisionLog | None, tap: Callable[[Told], object], rooms: Collection[str] | None = None) -> None:
+    def __init__(
+        self, log: DecisionLog | None, tap: Callable[[TakenInput], object], rooms: Collection[str] | None = None
+    ) -> None:
         """`log` writes the lines; None: none are written. `tap` gets each input of `rooms` (None: of all) that was taken and
         raised nothing, before its decisions are added to it."""
         super().__init__(_drop)
@@ -47,7 +49,7 @@ class TappedLog(DecisionLog):
         self.is_tapped, self.rooms = True, rooms
         self.cores: dict[str, LoggedCore] = {}
         """The core of each room that was made last."""
-        self._last: Told | None = None
+        self._last: TakenInput | None = None
 
     def tap(self, *, is_tapped: bool) -> None:
         """Hand on what comes from now on, or not. Between two inputs."""
@@ -67,7 +69,7 @@ class TappedLog(DecisionLog):
             self._log.log_input(room, given, raised)
         self._last = None
         if raised is None and self._hands_on(room):
-            told = self._last = Told(room, given)
+            told = self._last = TakenInput(room, given)
             self._tap(told)
 
     def log_decisions(self, room: str, decisions: Iterable[msgspec.Struct]) -> None:

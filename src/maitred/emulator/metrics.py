@@ -12,7 +12,7 @@ import msgspec
 
 from maitred.core.request import Request
 from maitred.core.units import Micros, to_seconds
-from maitred.emulator.series import Counter, Gauge, Histogram, Page
+from maitred.emulator.series import Counter, Gauge, HistogramSeries, SeriesPage
 from maitred.emulator.tokens import FinishReason
 from maitred.instance import InstanceConfig
 
@@ -50,7 +50,7 @@ class EmulatedMetrics:
     """The metrics of one engine."""
 
     def __init__(self, model: str, config: InstanceConfig, load: InstanceGauges, *, speed: float = 1.0) -> None:
-        self._page = Page()
+        self._page = SeriesPage()
         self._labels = {"engine": "0", "model_name": model}
         self._speed = speed
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens read.")
@@ -134,9 +134,9 @@ class EmulatedMetrics:
         name = f"vllm:{name}_total"
         return self._page.add("counter", name, what, Counter(name, self._labels))[0]
 
-    def _histogram(self, name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
+    def _histogram(self, name: str, what: str, buckets: tuple[float, ...]) -> HistogramSeries:
         name = f"vllm:{name}"
-        return self._page.add("histogram", name, what, Histogram(name, self._labels, buckets))[0]
+        return self._page.add("histogram", name, what, HistogramSeries(name, self._labels, buckets))[0]
 
     def _gauge(self, name: str, what: str, read: Callable[[], float], **extra: str) -> None:
         name = f"vllm:{name}"

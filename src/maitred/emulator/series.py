@@ -31,7 +31,7 @@ class Series(Protocol):
 S = TypeVar("S", bound=Series)
 
 
-class Page:
+class SeriesPage:
     """A page of families, in the order in which they were added."""
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class Gauge:
         return f"{self._prefix}{_number(self._read())}\n"
 
 
-class Histogram:
+class HistogramSeries:
     """Counts of values by upper bound, and their sum."""
 
     def __init__(self, name: str, labels: Labels, bounds: Sequence[float]) -> None:

@@ -20,7 +20,7 @@ _MAX_PLACES: Final = 20
 _MAX_EXAMPLES: Final = 5
 
 
-class Move(NamedTuple):
+class QueueMove(NamedTuple):
     """What another request did in a queue."""
 
     at: Micros
@@ -36,7 +36,7 @@ class Move(NamedTuple):
     waited: bool
 
 
-def settle(moves: deque[Move], number: RequestId, wait: Wait) -> None:
+def settle(moves: deque[QueueMove], number: RequestId, wait: Wait) -> None:
     """Find the places over time of a wait, and who went past, from what others did meanwhile."""
     own, later = _during(moves, number, wait)
     if own is None:
@@ -59,7 +59,7 @@ def settle(moves: deque[Move], number: RequestId, wait: Wait) -> None:
     wait.passed = [Passed(rule, len(numbers), numbers[:_MAX_EXAMPLES]) for rule, numbers in passed.items()]
 
 
-def _during(moves: deque[Move], number: RequestId, wait: Wait) -> tuple[Move | None, Iterator[Move]]:
+def _during(moves: deque[QueueMove], number: RequestId, wait: Wait) -> tuple[QueueMove | None, Iterator[QueueMove]]:
     """Return how a request joined its queue, and what others did in the same pool while it waited."""
     for index, own in enumerate(moves):
         if own.is_join and own.number == number and own.at == wait.began:
@@ -69,11 +69,11 @@ def _during(moves: deque[Move], number: RequestId, wait: Wait) -> tuple[Move | N
     return None, iter(())
 
 
-def _is_until(last: Micros, move: Move) -> bool:
+def _is_until(last: Micros, move: QueueMove) -> bool:
     return move.at <= last
 
 
-def _rule(move: Move, own: Move, wait: Wait) -> str:
+def _rule(move: QueueMove, own: QueueMove, wait: Wait) -> str:
     """Return by which rule a request got a slot before one that waited."""
     if move.urgency > own.urgency:
         return "higher_class"

@@ -27,7 +27,7 @@ from maitred.core.units import Micros
 from maitred.programs import inputs as programs
 from maitred.programs.enums import ProgramDecision
 from maitred.replay.holdings import LIVE_INTERVAL, Holdings, state_of_pool
-from maitred.replay.moves import Move, settle
+from maitred.replay.moves import QueueMove, settle
 from maitred.replay.story import (
     Story,
     Wait,
@@ -86,7 +86,7 @@ class Narrator:
         """The admission core, for the state of its pools."""
         self.instance_name: Callable[[int], str] = "{}".format
         self._max_stories, self._wants, self._on_end = max_stories, wants, on_end
-        self._moves: deque[Move] = deque(maxlen=max_moves)
+        self._moves: deque[QueueMove] = deque(maxlen=max_moves)
         self._keeps_moves = max_moves != 0
         self._holdings = Holdings(LIVE_INTERVAL if wants is None else 0)
         self._touched: set[str] = set()
@@ -324,7 +324,7 @@ class Narrator:
         if self._keeps_moves and (self._wants is None or self._num_waiting_wanted):
             joined, again = request.joined, request.is_first_again
             self._moves.append(
-                Move(at, is_join, request.pool, request.urgency, number, joined, reason, again, request.is_waiting)
+                QueueMove(at, is_join, request.pool, request.urgency, number, joined, reason, again, request.is_waiting)
             )
 
     def _end_wait(self, story: Story, at: Micros, outcome: str) -> None:

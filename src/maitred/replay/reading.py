@@ -22,7 +22,7 @@ class LogError(MaitredError):
     """A log that cannot be read: something else, or one of a version that is not known."""
 
 
-class Place(msgspec.Struct, frozen=True):
+class LogPlace(msgspec.Struct, frozen=True):
     """Where a line stands."""
 
     file: str
@@ -62,7 +62,7 @@ class Torn(msgspec.Struct, frozen=True):
 
 NEWLINE: Final = b"\n"
 _decode: Final = msgspec.json.Decoder(Entry).decode
-LogLine = tuple[Place, bytes, Entry | Broken | Torn]
+LogLine = tuple[LogPlace, bytes, Entry | Broken | Torn]
 
 
 class LogReader:
@@ -83,7 +83,7 @@ class LogReader:
     def __iter__(self) -> Iterator[LogLine]:
         for file, number, line in self._lines:
             self.num_lines += 1
-            yield Place(file, number), line, self._read(line)
+            yield LogPlace(file, number), line, self._read(line)
         self.num_unsealed += self._open_lines
 
     def _read(self, line: bytes) -> Entry | Broken | Torn:

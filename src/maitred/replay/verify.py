@@ -24,14 +24,14 @@ from maitred.core.decisions import LOG_ROOM, NOTES_ROOM, Core, DecisionLog, Inpu
 from maitred.core.errors import JSON_ERRORS
 from maitred.core.replay import LoggedRoom
 from maitred.core.units import Micros
-from maitred.replay.reading import Broken, Entry, LogReader, Place, Torn
+from maitred.replay.reading import Broken, Entry, LogPlace, LogReader, Torn
 from maitred.replay.state import state_of
 
 
-class Difference(msgspec.Struct, frozen=True):
+class FirstDifference(msgspec.Struct, frozen=True):
     """The first place where a log and its cores part."""
 
-    place: Place
+    place: LogPlace
     problem: str
     at: Micros | None = None
     """The instant of the input."""
@@ -48,12 +48,12 @@ class Difference(msgspec.Struct, frozen=True):
 class Gap(msgspec.Struct):
     """A place where lines are missing."""
 
-    place: Place
+    place: LogPlace
     num_lines: int | None
     """None: it is not known, because the beginning is missing."""
     num_passed: int = 0
     """Lines behind it that could not be verified."""
-    bridged_at: Place | None = None
+    bridged_at: LogPlace | None = None
     """Where the last core that it concerns was made anew, or None if one was not."""
 
 
@@ -69,9 +69,9 @@ class Verified(msgspec.Struct):
     decisions: dict[str, int] = msgspec.field(default_factory=dict)
     """By room."""
     gaps: list[Gap] = msgspec.field(default_factory=list)
-    torn: list[Place] = msgspec.field(default_factory=list)
+    torn: list[LogPlace] = msgspec.field(default_factory=list)
     """Lines that a kill has cut off."""
-    difference: Difference | None = None
+    difference: FirstDifference | None = None
 
     @property
     def is_equal(self) -> bool:
@@ -81,7 +81,7 @@ class Verified(msgspec.Struct):
 class _DifferenceFound(Exception):  # noqa: N818 - it is none
     """A difference was found."""
 
-    def __init__(self, difference: Difference) -> None:
+    def __init__(self, difference: FirstDifference) -> None:
         super().__init__(difference.problem)
         self.difference = difference
 
@@ -101,7 +101,7 @@ class Verifier:
         """Whether decisions belong to an input that is missing, or was not given."""
         self._was_sealed = False
         """Whether the last line was a seal."""
-        self._opening: tuple[Place, bytes, Entry] | None = None
+        self._opening: tuple[LogPlace, bytes, Entry] | None = None
         """The `open` of a core that has not said it yet."""
         self._last: tuple[bytes, Input | None, Core | None] = (b"", None, None)
         self._found = Verified()
@@ -110,7 +110,7 @@ class Verifier:
     def run(self, lines: Iterable[tuple[str, int, bytes]]) -> Verified:
         """Verify a log: files, line numbers and lines, in their order. Raises LogError for a version that is not known."""
         reader, found = LogReader(lines), self._found
-        place = Place("", 0)
+        place = LogPlace("", 0)
         try:
             for place, line, entry in reader:
                 self._take(place, line, entry)
@@ -126,9 +126,9 @@ class Verifier:
         if not line.startswith(b'{"room":"log"'):  # Its version, which the other log may not have.
             self._expected.append(line)
 
-    def _take(self, place: Place, line: bytes, entry: Entry | Broken | Torn) -> None:
+    def _take(self, place: LogPlace, line: bytes, entry: Entry | Broken | Torn) -> None:
         if isinstance(entry, Broken):
-            raise _DifferenceFound(Difference(place, entry.problem, came=_text(line)))
+            raise _DifferenceFound(FirstDifference(place, entry.problem, came=_text(line)))
         if isinstance(entry, Torn):
             self._found.torn.append(place)
             self._expected.clear()  # What is missing of this line may be more than this line.
@@ -140,9 +140,9 @@ class Verifier:
         elif (entry.decision or entry.change) and entry.room in self._rooms:
             self._take_decision(place, line, entry)
         elif entry.room != NOTES_ROOM or not entry.note:
-            raise _DifferenceFound(Difference(place, "no room writes such a line", came=_text(line)))
+            raise _DifferenceFound(FirstDifference(place, "no room writes such a line", came=_text(line)))
 
-    def _take_own(self, place: Place, line: bytes, entry: Entry) -> None:
+    def _take_own(self, place: LogPlace, line: bytes, entry: Entry) -> None:
         if entry.version is not None:  # Another process: nothing that came before concerns it.
             self._check_end(place, line)
             self._expected.clear()
@@ -156,11 +156,13 @@ class Verifier:
             self._cores.clear()
             self._is_passing = True
 
-    def _take_input(self, place: Place, line: bytes, entry: Entry) -> None:
+    def _take_input(self, place: LogPlace, line: bytes, entry: Entry) -> None:
         try:
             given = self._decoders[entry.room].decode(line)
         except JSON_ERRORS as error:
-            raise _DifferenceFound(Difference(place, f"it is no input of {entry.room}: {error}", came=_text(line))) from None
+            raise _DifferenceFound(
+                FirstDifference(place, f"it is no input of {entry.room}: {error}", came=_text(line))
+            ) from None
         key = (entry.room, given.core_key)
         self._check_all_came(place, line)
         self._is_passing = False
@@ -181,15 +183,15 @@ class Verifier:
         self._found.num_inputs += 1
         self._compare(place, line, entry)
 
-    def _open(self, place: Place, line: bytes, room: str, given: Any) -> Core:
+    def _open(self, place: LogPlace, line: bytes, room: str, given: Any) -> Core:
         self._last = (line, given, None)
         try:
             return self._rooms[room].open(given, self._log)
         except Exception as error:  # Whatever a changed configuration leads to.
             problem = f"the core cannot be made: {type(error).__name__}: {error}"
-            raise _DifferenceFound(Difference(place, problem, given.at, _text(line))) from error
+            raise _DifferenceFound(FirstDifference(place, problem, given.at, _text(line))) from error
 
-    def _give(self, place: Place, line: bytes, entry: Entry, given: Any, core: Core) -> None:
+    def _give(self, place: LogPlace, line: bytes, entry: Entry, given: Any, core: Core) -> None:
         """Let a core take an input, which may raise if it did so when the log was written."""
         self._last = (line, given, core)
         try:
@@ -197,16 +199,18 @@ class Verifier:
                 core.apply(given)
         except Exception as error:  # What a core raises for an input that was changed can be anything.
             problem = f"the core refuses this input now: {type(error).__name__}: {error}"
-            raise _DifferenceFound(Difference(place, problem, given.at, _text(line), state=state_of(core, given))) from error
+            raise _DifferenceFound(
+                FirstDifference(place, problem, given.at, _text(line), state=state_of(core, given))
+            ) from error
 
-    def _take_decision(self, place: Place, line: bytes, entry: Entry) -> None:
+    def _take_decision(self, place: LogPlace, line: bytes, entry: Entry) -> None:
         if self._is_passing:
             self._count_passed()
             return
         self._counts[entry.room] += 1
         self._compare(place, line, entry)
 
-    def _compare(self, place: Place, line: bytes, entry: Entry) -> None:
+    def _compare(self, place: LogPlace, line: bytes, entry: Entry) -> None:
         """Compare a line with the next that the core has said."""
         expected = self._expected.popleft() if self._expected else b""
         if expected != line and (not expected or not self._says_the_same(expected, line, entry)):
@@ -226,23 +230,23 @@ class Verifier:
         kind = "decision" if entry.decision else "change"
         return kind in ours and all(ours[kind].get(name) == value for name, value in theirs[kind].items())
 
-    def _check_all_came(self, place: Place, line: bytes) -> None:
+    def _check_all_came(self, place: LogPlace, line: bytes) -> None:
         """Raise _DifferenceFound if the core has said more of the last input than the log has."""
         if self._expected:
             raise _DifferenceFound(self._difference(place, "the log lacks what the core decides", self._expected[0], line))
 
-    def _check_end(self, place: Place, line: bytes) -> None:
+    def _check_end(self, place: LogPlace, line: bytes) -> None:
         """Raise _DifferenceFound if a process has ended in good order, and lacks lines. A kill may lose the last ones."""
         if self._was_sealed:
             self._check_all_came(place, line)
 
-    def _difference(self, place: Place, problem: str, expected: bytes, came: bytes) -> Difference:
+    def _difference(self, place: LogPlace, problem: str, expected: bytes, came: bytes) -> FirstDifference:
         given_line, given, core = self._last
         state = {} if core is None or given is None else state_of(core, given)
         at = None if given is None else given.at
-        return Difference(place, problem, at, _text(given_line), _text(expected), _text(came), state)
+        return FirstDifference(place, problem, at, _text(given_line), _text(expected), _text(came), state)
 
-    def _pass_over(self, place: Place, key: tuple[str, str | int]) -> None:
+    def _pass_over(self, place: LogPlace, key: tuple[str, str | int]) -> None:
         """Pass over an input of a core of which it is not known how it was made."""
         self._is_passing = True
         if key not in self._lost:
@@ -255,7 +259,7 @@ class Verifier:
         if self._found.gaps:
             self._found.gaps[-1].num_passed += 1
 
-    def _note_bridged(self, place: Place, key: tuple[str, str | int]) -> None:
+    def _note_bridged(self, place: LogPlace, key: tuple[str, str | int]) -> None:
         if key in self._lost:
             self._lost.discard(key)
             if not self._lost:

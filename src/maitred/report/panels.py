@@ -322,7 +322,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     """How they are joined: "straight", "steps" or not at all."""
 
 
-class Limit(msgspec.Struct, frozen=True, kw_only=True):
+class LimitLine(msgspec.Struct, frozen=True, kw_only=True):
     """A line across the picture."""
 
     label: str
@@ -340,7 +340,7 @@ class Scatter(msgspec.Struct, frozen=True, kw_only=True):
     x: str
     y: str
     groups: tuple[Group, ...]
-    limits: tuple[Limit, ...] = ()
+    limits: tuple[LimitLine, ...] = ()
     names: tuple[str, ...] = ()
     """The names on the y axis, if it has no numbers."""
     log_y: bool = False

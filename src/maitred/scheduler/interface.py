@@ -26,7 +26,7 @@ from maitred.scheduler.backends.backend import Backend, UpstreamRequest
 from maitred.scheduler.backends.fleet_view import FleetView
 from maitred.scheduler.backends.served_models import ANY_MODEL, ServedModel
 from maitred.scheduler.backends.slot_pools import SlotSource
-from maitred.scheduler.discovery.base import SOURCES, BackendSource, SourceError, Told, checked_urls
+from maitred.scheduler.discovery.base import SOURCES, BackendSource, SourceError, SourceListener, checked_urls
 from maitred.scheduler.discovery.driver import ADMIN as ADMIN_SOURCE
 from maitred.scheduler.discovery.driver import Discovery, SourceState
 from maitred.scheduler.drivers.admission import AdmissionRejected, RealTimeAdmission, SlotLease
@@ -52,7 +52,7 @@ from maitred.scheduler.programs.parts import ProgramParts
 from maitred.scheduler.requests import ScheduledRequest
 from maitred.scheduler.scheduler import LocalScheduler, Scheduler, SchedulerParts
 from maitred.scheduler.sharing.dialer import Dialer, Finder, KnownAddresses
-from maitred.scheduler.sharing.elections.election import Candidate, ElectedAddresses, Election, SoleScheduler
+from maitred.scheduler.sharing.elections.election import ElectedAddresses, Election, ElectionCandidate, SoleScheduler
 from maitred.scheduler.sharing.elections.opening import open_election
 from maitred.scheduler.sharing.host import SchedulerHost
 from maitred.scheduler.sharing.hosted_scheduler import HostedScheduler
@@ -75,7 +75,6 @@ __all__ = [
     "BackendAbandoned",
     "BackendSource",
     "BookedGateway",
-    "Candidate",
     "Circuit",
     "CircuitState",
     "Degrading",
@@ -83,6 +82,7 @@ __all__ = [
     "Discovery",
     "ElectedAddresses",
     "Election",
+    "ElectionCandidate",
     "EngineCounts",
     "FailedAttempts",
     "Finder",
@@ -116,8 +116,8 @@ __all__ = [
     "SlotSource",
     "SoleScheduler",
     "SourceError",
+    "SourceListener",
     "SourceState",
-    "Told",
     "UpstreamRequest",
     "UsageRefused",
     "checked_urls",

@@ -36,7 +36,7 @@ from maitred.core.units import Micros
 from maitred.shadow.disagreements import Disagreement, ShadowKind
 
 
-class State(Enum):
+class RequestFate(Enum):
     """What has come of a request."""
 
     RUNNING = "holds a slot"
@@ -44,13 +44,13 @@ class State(Enum):
     REFUSED = "refused"
 
 
-_KINDS = {State.RUNNING: ShadowKind.ADMIT, State.WAITING: ShadowKind.QUEUE, State.REFUSED: ShadowKind.REFUSE}
+_KINDS = {RequestFate.RUNNING: ShadowKind.ADMIT, RequestFate.WAITING: ShadowKind.QUEUE, RequestFate.REFUSED: ShadowKind.REFUSE}
 _OF_TICKET = {
-    TicketState.QUEUED: State.WAITING,
-    TicketState.AWAITING: State.WAITING,
-    TicketState.ADMITTED: State.RUNNING,
-    TicketState.STREAMING: State.RUNNING,
-    TicketState.VICTIM: State.RUNNING,
+    TicketState.QUEUED: RequestFate.WAITING,
+    TicketState.AWAITING: RequestFate.WAITING,
+    TicketState.ADMITTED: RequestFate.RUNNING,
+    TicketState.STREAMING: RequestFate.RUNNING,
+    TicketState.VICTIM: RequestFate.RUNNING,
 }
 
 
@@ -59,15 +59,15 @@ class _Request:
 
     __slots__ = ("is_victim", "real", "ticket", "told")
 
-    def __init__(self, ticket: Ticket, real: State) -> None:
+    def __init__(self, ticket: Ticket, real: RequestFate) -> None:
         self.ticket, self.real = ticket, real
         self.is_victim = ticket.state is TicketState.VICTIM
         """In force."""
         self.told: set[ShadowKind] = set()
 
     @property
-    def shadow(self) -> State:
-        return _OF_TICKET.get(self.ticket.state, State.REFUSED)
+    def shadow(self) -> RequestFate:
+        return _OF_TICKET.get(self.ticket.state, RequestFate.REFUSED)
 
 
 class AdmissionShadow:
@@ -109,7 +109,7 @@ class AdmissionShadow:
         followed: list[Decision] = []
         for decision in decisions:
             request = self._requests.get(decision.subject)
-            if request is not None and request.real is State.REFUSED:
+            if request is not None and request.real is RequestFate.REFUSED:
                 followed += self._drop(decision.subject, given.at)
         followed += self._yield_victims(followed, given.at)
         found += self._compare(given.at, (), followed, set())
@@ -144,7 +144,7 @@ class AdmissionShadow:
         """Take note of what holds in force. Return the requests that it has preempted."""
         match given:
             case Submit():
-                self._requests[given.id] = _Request(given.ticket(), State.WAITING)
+                self._requests[given.id] = _Request(given.ticket(), RequestFate.WAITING)
             case Decline() if given.id in self._requests:
                 self._requests[given.id].is_victim = False
             case Adopt():
@@ -162,11 +162,11 @@ class AdmissionShadow:
                 continue
             match decision.action:
                 case Action.ADMIT:
-                    request.real = State.RUNNING
+                    request.real = RequestFate.RUNNING
                 case Action.QUEUE:
-                    request.real, request.is_victim = State.WAITING, False
+                    request.real, request.is_victim = RequestFate.WAITING, False
                 case Action.REJECT:
-                    request.real = State.REFUSED
+                    request.real = RequestFate.REFUSED
                 case Action.PREEMPT_SLOT:
                     request.is_victim = True
                     victims.add(decision.subject)
@@ -242,7 +242,7 @@ class AdmissionShadow:
     def _drop(self, request: RequestId, at: Micros) -> Sequence[Decision]:
         """Take out a request that was refused in force."""
         known = self._requests.pop(request)
-        return () if known.shadow is State.REFUSED else self._core.release(request, ReleaseReason.CLIENT_GONE, at)
+        return () if known.shadow is RequestFate.REFUSED else self._core.release(request, ReleaseReason.CLIENT_GONE, at)
 
     def _compare(
         self, at: Micros, decisions: Sequence[Decision], took: Sequence[Decision], victims: set[RequestId]
@@ -269,7 +269,7 @@ class AdmissionShadow:
         yield Disagreement(kind, at, ticket.id, ticket.client_id, ticket.tenant, ticket.pool, real, shadow)
 
 
-def _said(request: RequestId, decisions: Iterable[Decision], state: State) -> str:
+def _said(request: RequestId, decisions: Iterable[Decision], state: RequestFate) -> str:
     """Return what holds of a request, with the rule of the last decision on it."""
     last = next((each for each in reversed([*decisions]) if each.subject == request), None)
     return state.value if last is None else f"{state.value} ({last.action}: {last.reason})"

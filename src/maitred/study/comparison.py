@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
-from maitred.report.panels import Group, Limit, Point, Scatter
+from maitred.report.panels import Group, LimitLine, Point, Scatter
 from maitred.report.table import NO_VALUE, new_table
 from maitred.study.metrics import Better, Figures, Metric, find_metric, metric_heading, metric_label
 from maitred.study.presentation import Presentation, ShownTable, StudyResult
@@ -224,7 +224,7 @@ def _differences(comparison: Comparison) -> Scatter:
         x="% of A",
         y="95 % intervals",
         groups=groups,
-        limits=(Limit(label="no difference", axis="x", at=0),),
+        limits=(LimitLine(label="no difference", axis="x", at=0),),
         names=tuple(metric_label(name) for name in names),
     )
 

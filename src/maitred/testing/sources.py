@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping
 
-from maitred.scheduler.interface import SOURCES, BackendSource, Told, checked_urls
+from maitred.scheduler.interface import SOURCES, BackendSource, SourceListener, checked_urls
 from maitred.testing.samples import factory_of
 from maitred.wire.machine import Machine
 
 
-class _Heard(Told):
+class _Heard(SourceListener):
     def __init__(self) -> None:
         self.machine, self.wants_objectives = Machine(), False
         self.has_said = asyncio.Event()

@@ -23,7 +23,7 @@ import httptools
 
 from maitred.wire.framing import MessageFraming
 from maitred.wire.known_heads import KnownHeads, SeenHead, find_head
-from maitred.wire.messages import END, Event, FramingError, FramingMisuse, Headers, HeadMemo, Kind, ResponseHead, State
+from maitred.wire.messages import END, Event, FramingError, FramingMisuse, Headers, HeadMemo, MessageKind, ResponseHead, State
 
 _PROTOCOL: Final = b"HTTP/"
 _INTERIM_BYTES: Final = 32
@@ -38,9 +38,9 @@ _CLOSED: Final = State.CLOSED
 _IDLE: Final = State.IDLE
 _SEND_BODY: Final = State.SEND_BODY
 _ERROR: Final = State.ERROR
-_REQUEST: Final = Kind.REQUEST
-_RESPONSE: Final = Kind.RESPONSE
-_END: Final = Kind.END
+_REQUEST: Final = MessageKind.REQUEST
+_RESPONSE: Final = MessageKind.RESPONSE
+_END: Final = MessageKind.END
 
 
 class HeaderBlock:
@@ -179,7 +179,7 @@ class ClientFraming(MessageFraming):
 
     def close(self) -> None:
         """Take note that the connection is closed."""
-        self._move_own(Kind.CLOSE)
+        self._move_own(MessageKind.CLOSE)
         self._stop_parsing()
 
     def _take_events(self) -> list[Event]:

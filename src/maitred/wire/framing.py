@@ -36,21 +36,21 @@ from typing import Any, Final
 
 import httptools
 
-from maitred.wire.messages import Event, FramingError, FramingMisuse, Headers, Kind, State
+from maitred.wire.messages import Event, FramingError, FramingMisuse, Headers, MessageKind, State
 
 SLICE_BYTES: Final = 4_096
 """Bytes that the parser of a server is given at once, unless the body that it reads is known to be longer."""
 _FRAMING_BYTES_PER_BYTE: Final = 16
 """Bytes of chunk framing that each byte of data allows; a chunk of one byte needs five."""
 
-TRANSITIONS: Final[dict[State, dict[Kind, State]]] = {
-    State.IDLE: {Kind.REQUEST: State.SEND_BODY, Kind.RESPONSE: State.SEND_BODY, Kind.CLOSE: State.CLOSED},
-    State.SEND_RESPONSE: {Kind.RESPONSE: State.SEND_BODY, Kind.CLOSE: State.CLOSED},
-    State.SEND_BODY: {Kind.END: State.DONE, Kind.CLOSE: State.CLOSED},
-    State.DONE: {Kind.CLOSE: State.CLOSED},
-    State.MUST_CLOSE: {Kind.CLOSE: State.CLOSED},
-    State.CLOSED: {Kind.CLOSE: State.CLOSED},
-    State.ERROR: {Kind.CLOSE: State.CLOSED},
+TRANSITIONS: Final[dict[State, dict[MessageKind, State]]] = {
+    State.IDLE: {MessageKind.REQUEST: State.SEND_BODY, MessageKind.RESPONSE: State.SEND_BODY, MessageKind.CLOSE: State.CLOSED},
+    State.SEND_RESPONSE: {MessageKind.RESPONSE: State.SEND_BODY, MessageKind.CLOSE: State.CLOSED},
+    State.SEND_BODY: {MessageKind.END: State.DONE, MessageKind.CLOSE: State.CLOSED},
+    State.DONE: {MessageKind.CLOSE: State.CLOSED},
+    State.MUST_CLOSE: {MessageKind.CLOSE: State.CLOSED},
+    State.CLOSED: {MessageKind.CLOSE: State.CLOSED},
+    State.ERROR: {MessageKind.CLOSE: State.CLOSED},
 }
 """The state of an end after what it has sent. Data leaves it in SEND_BODY, and a request that is received takes the server from
 IDLE to SEND_RESPONSE. What a row lacks, its state does not allow."""
@@ -121,7 +121,7 @@ class MessageFraming:
         self._in_body = self._is_chunked = False
         self._length = None
 
-    def _move_own(self, kind: Kind) -> None:
+    def _move_own(self, kind: MessageKind) -> None:
         """Move this end on. Raises FramingMisuse if its state does not allow it."""
         following = TRANSITIONS[self.own].get(kind)
         if following is None:
@@ -130,7 +130,7 @@ class MessageFraming:
             following = _MUST_CLOSE
         self.own = following
 
-    def _move_peer(self, kind: Kind) -> None:
+    def _move_peer(self, kind: MessageKind) -> None:
         following = TRANSITIONS[self.peer][kind]
         if following is _DONE and not self.keep_alive:
             following = _MUST_CLOSE

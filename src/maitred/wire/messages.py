@@ -29,7 +29,7 @@ class State(IntEnum):
     ERROR = auto()
 
 
-class Kind(IntEnum):
+class MessageKind(IntEnum):
     """What an end sends."""
 
     REQUEST = auto()

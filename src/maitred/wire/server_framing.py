@@ -34,7 +34,7 @@ from maitred.wire.messages import (
     FramingMisuse,
     Headers,
     HeadMemo,
-    Kind,
+    MessageKind,
     RequestHead,
     State,
     split_target,
@@ -52,8 +52,8 @@ _MUST_CLOSE: Final = State.MUST_CLOSE
 _SEND_RESPONSE: Final = State.SEND_RESPONSE
 _SEND_BODY: Final = State.SEND_BODY
 _ERROR: Final = State.ERROR
-_REQUEST: Final = Kind.REQUEST
-_RESPONSE: Final = Kind.RESPONSE
+_REQUEST: Final = MessageKind.REQUEST
+_RESPONSE: Final = MessageKind.RESPONSE
 
 
 @lru_cache(1024)
@@ -176,7 +176,7 @@ class ServerFraming(MessageFraming):
 
     def receive_eof(self) -> None:
         """Take note that the client sends nothing more: what waits is dropped."""
-        self._move_peer(Kind.CLOSE)
+        self._move_peer(MessageKind.CLOSE)
         self._drop_pending()
         self._stop_parsing()
 

@@ -12,7 +12,7 @@ from endpoint_thread import engine, serving
 from maitred.core.request import PriorityClass, Request
 from maitred.emulator.clients.prompts import PromptWriter, TokenScale
 from maitred.emulator.clients.schedule import SendSchedule
-from maitred.emulator.clients.sender import RequestSender, SendTarget
+from maitred.emulator.clients.sender import LoadSender, SendTarget
 from maitred.report import summarise
 from maitred.sim import Outcome
 from maitred.study.live.benchmark import BenchError, BenchPlan, run_benchmark
@@ -155,7 +155,7 @@ def test_a_kept_connection_that_the_server_had_closed_is_no_failure():
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         prompts = PromptWriter("m", chat=False, scale=TokenScale())
-        sender = RequestSender(SendTarget(origin=Origin.parse(url), path="/v1/completions"), prompts, ended.append)
+        sender = LoadSender(SendTarget(origin=Origin.parse(url), path="/v1/completions"), prompts, ended.append)
         await sender.run(SendSchedule([job(0), job(1, 20)]))
         await sender.close()
         server.close()

@@ -14,7 +14,7 @@ from maitred.core.request import Request
 from maitred.emulator.clients.destinations import Destinations
 from maitred.emulator.clients.prompts import PromptWriter, TokenScale
 from maitred.emulator.clients.schedule import SendSchedule
-from maitred.emulator.clients.sender import NO_DESTINATION, RequestSender, SendTarget
+from maitred.emulator.clients.sender import NO_DESTINATION, LoadSender, SendTarget
 from maitred.study.live import benchmark
 from maitred.study.live.benchmark import BenchPlan, run_benchmark
 from maitred.study.live.discovered import BenchError
@@ -62,7 +62,7 @@ async def send(destinations, count, on_end, **schedule):
         on_end(ended)
 
     prompts = PromptWriter("emulated", chat=False, scale=TokenScale(), nonce=1)
-    sender = RequestSender(NOWHERE, prompts, on_each, destinations=destinations)
+    sender = LoadSender(NOWHERE, prompts, on_each, destinations=destinations)
     try:
         async with asyncio.timeout(10):
             await sender.run(SendSchedule(jobs(count), **schedule))

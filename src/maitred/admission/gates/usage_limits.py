@@ -23,7 +23,7 @@ from maitred.admission.gates.policy_gate import Refusal
 from maitred.admission.terms.enums import ReleaseReason
 from maitred.admission.terms.limits import EACH, LIMIT_KEYS, LimitRule, LimitState, LimitStatus, UsageRecord
 from maitred.admission.terms.ticket import SLOT_HOLDING_STATES, Ticket, TicketState
-from maitred.admission.waiting.usage_window import Reservation, Share, Window, WindowKey
+from maitred.admission.waiting.usage_window import Reservation, UsageWindow, WindowKey, WindowShare
 from maitred.core.request import RequestId
 from maitred.core.units import SECOND, Micros, to_seconds
 
@@ -33,7 +33,7 @@ _MINUTE: Final = 60 * SECOND
 _DAY: Final = 24 * 3600 * SECOND
 
 
-class Kind(NamedTuple):
+class LimitKind(NamedTuple):
     """A kind of limit."""
 
     key: str
@@ -43,7 +43,7 @@ class Kind(NamedTuple):
 
 
 KINDS: Final = tuple(
-    Kind(key, key.replace("_", " "), _MINUTE if key.endswith("minute") else _DAY, key.startswith("tokens"))
+    LimitKind(key, key.replace("_", " "), _MINUTE if key.endswith("minute") else _DAY, key.startswith("tokens"))
     for key in LIMIT_KEYS
 )
 
@@ -51,9 +51,9 @@ KINDS: Final = tuple(
 class _Bound(NamedTuple):
     """A limit that holds for a request."""
 
-    kind: Kind
+    kind: LimitKind
     limit: int
-    window: Window
+    window: UsageWindow
 
 
 class UsageLimits:
@@ -64,9 +64,9 @@ class UsageLimits:
         self.is_on = False
         """Whether there are rules."""
         self._reserved = reserved
-        self._windows: dict[WindowKey, Window] = {}
+        self._windows: dict[WindowKey, UsageWindow] = {}
         """The one used last is last."""
-        self._changed: dict[WindowKey, Window] = {}
+        self._changed: dict[WindowKey, UsageWindow] = {}
         """Those that `take_changed` has not returned since."""
         self._recalled: dict[WindowKey, list[tuple[int, int]]] = {}
         """What was taken over of each: numbers of slots, and amounts."""
@@ -117,7 +117,9 @@ class UsageLimits:
         if refused:
             return max(refused, key=_severity)
         self._changed |= {bound.window.key: bound.window for bound in bounds}
-        shares = [Share(b.window, b.window.add(need, now), need, b.kind.is_of_tokens) for b, need in _needs(bounds, ticket)]
+        shares = [
+            WindowShare(b.window, b.window.add(need, now), need, b.kind.is_of_tokens) for b, need in _needs(bounds, ticket)
+        ]
         if shares:
             self._reserved[ticket.id] = Reservation(shares, _status(bounds, now))
         return None
@@ -159,9 +161,9 @@ class UsageLimits:
         if rule is not None:
             yield model, rule
 
-    def _window(self, kind: Kind, tenant: str, model: str | None, now: Micros) -> Window:
+    def _window(self, kind: LimitKind, tenant: str, model: str | None, now: Micros) -> UsageWindow:
         key, windows = (kind.key, tenant, model), self._windows
-        window = windows.pop(key, None) or Window(kind.span, key)
+        window = windows.pop(key, None) or UsageWindow(kind.span, key)
         windows[key] = window
         if len(windows) > MAX_WINDOWS:
             oldest = next(iter(windows))

@@ -21,7 +21,7 @@ WindowKey: TypeAlias = tuple[str, str, str | None]
 """The key of a limit, a tenant, and a model, None: all of them."""
 
 
-class Window:
+class UsageWindow:
     """What was reserved within the last span. `now` never runs backwards."""
 
     __slots__ = ("_slots", "_span", "_width", "key", "used")
@@ -97,10 +97,10 @@ class Window:
         return (number + 1) * self._width + self._span
 
 
-class Share(NamedTuple):
+class WindowShare(NamedTuple):
     """What a request has reserved in one window."""
 
-    window: Window
+    window: UsageWindow
     slot: int
     amount: int
     is_of_tokens: bool
@@ -111,7 +111,7 @@ class Reservation:
 
     __slots__ = ("shares", "status")
 
-    def __init__(self, shares: Sequence[Share], status: LimitStatus) -> None:
+    def __init__(self, shares: Sequence[WindowShare], status: LimitStatus) -> None:
         self.shares = shares
         self.status = status
         """What its client is told."""

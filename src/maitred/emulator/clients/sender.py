@@ -92,7 +92,7 @@ TIMED_OUT: Final = "its deadline has passed"
 STOPPED: Final = "the run was stopped"
 
 
-class RequestSender:
+class LoadSender:
     """One run. Used inside one event loop."""
 
     def __init__(

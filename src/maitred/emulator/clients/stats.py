@@ -23,7 +23,7 @@ from maitred.core.units import Micros
 from maitred.emulator import tokens
 from maitred.emulator.clients.prompts import PromptWriter, TokenScale
 from maitred.emulator.clients.schedule import SendSchedule
-from maitred.emulator.clients.sender import STOPPED, RequestSender, SendTarget, SentRequest
+from maitred.emulator.clients.sender import STOPPED, LoadSender, SendTarget, SentRequest
 from maitred.wire.origin import Origin
 from maitred.workload import Job
 
@@ -164,7 +164,7 @@ class WorkloadClients:
 
     def __init__(self, server: Origin, model: str, stats: ClientStats) -> None:
         prompts = PromptWriter(model, chat=True, scale=TokenScale(_CHAT_TOKENS))
-        self._sender = RequestSender(SendTarget(origin=server, path=_CHAT), prompts, self._on_end, self._on_send)
+        self._sender = LoadSender(SendTarget(origin=server, path=_CHAT), prompts, self._on_end, self._on_send)
         self._stats = stats
         self._schedule = SendSchedule(())
         self._tracked: dict[RequestId, TrackedRequest] = {}

@@ -16,7 +16,7 @@ from maitred.gateway.access.page_access import Viewer
 from maitred.gateway.app import Gateway
 from maitred.gateway.cluster.cluster_views import GatewayView
 from maitred.gateway.routes import ROUTES
-from maitred.gateway.workers.notes import NoteKind, Rules
+from maitred.gateway.workers.notes import AdmissionRules, NoteKind
 from maitred.gateway.workers.worker import AskedPages, WorkerEndpoints
 from maitred.scheduler.interface import LinkNote, RemoteScheduler
 from maitred.wire.exchange import Exchange
@@ -88,5 +88,5 @@ class LinkedGateway(AwaitingGateway):
             case NoteKind.PAGE:
                 self._asked.on_answer(note)
             case NoteKind.RULES:
-                rules = msgspec.msgpack.decode(note.payload, type=Rules)
+                rules = msgspec.msgpack.decode(note.payload, type=AdmissionRules)
                 self.scheduler.follow(rules.admission, rules.fallback)

@@ -27,7 +27,7 @@ from maitred.gateway.cluster.cluster_views import GatewayView, link_families
 from maitred.gateway.cluster.link_setup import link_name, link_secret, make_dialer
 from maitred.gateway.cluster.linked_gateway import AwaitingGateway, ends_the_gateway, is_of_fleet
 from maitred.gateway.observe.state import ClusterState, LinkedGatewayState
-from maitred.gateway.workers.notes import NoteKind, Rules
+from maitred.gateway.workers.notes import AdmissionRules, NoteKind
 from maitred.gateway.workers.parent import ParentGateway
 from maitred.gateway.workers.process import ParentAccess
 from maitred.gateway.workers.shares import Gauges, LinkShare, Share, Totals
@@ -134,7 +134,7 @@ class LinkedWorker(AwaitingGateway, WorkerGateway):
             case NoteKind.PAGE:
                 self._of_fleet.on_answer(note)
             case NoteKind.RULES:
-                rules = msgspec.msgpack.decode(note.payload, type=Rules)
+                rules = msgspec.msgpack.decode(note.payload, type=AdmissionRules)
                 self.scheduler.follow(rules.admission, rules.fallback)
 
 
@@ -195,7 +195,7 @@ class LinkedParent(ParentGateway):
 
     def _on_scheduler_note(self, note: LinkNote) -> None:
         if note.kind == NoteKind.RULES:
-            rules = msgspec.msgpack.decode(note.payload, type=Rules)
+            rules = msgspec.msgpack.decode(note.payload, type=AdmissionRules)
             self.scheduler.follow(rules.admission, rules.fallback)
 
 

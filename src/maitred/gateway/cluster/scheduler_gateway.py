@@ -25,8 +25,8 @@ from maitred.gateway.workers.notes import NoteKind
 from maitred.gateway.workers.parent import ParentGateway
 from maitred.scheduler.interface import (
     GATEWAY_LEASE,
-    Candidate,
     Election,
+    ElectionCandidate,
     GatewayId,
     LinkAddress,
     LinkNote,
@@ -74,7 +74,7 @@ class SchedulerGateway(ParentGateway):
         host.on_note, host.on_welcome = self._on_note, self._on_welcome
         await self._accept(host)
         await super().start(server)
-        await host.leadership.take_part(self._election, Candidate(self._link_port.name, self._advertised()))
+        await host.leadership.take_part(self._election, ElectionCandidate(self._link_port.name, self._advertised()))
         view = SchedulerView(self._link_port.name, host, self.machine.clock)
         self._snapshots.cluster = view.state
         self._collector.add(view.families)

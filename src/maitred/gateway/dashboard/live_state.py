@@ -29,7 +29,7 @@ _PROGRAMS_SHOWN: Final = 60
 _EXAMPLES_SHOWN: Final = 12
 
 
-class WaitingRequest(msgspec.Struct, frozen=True):
+class WaitingRow(msgspec.Struct, frozen=True):
     """A request that waits for a slot."""
 
     id: str
@@ -46,7 +46,7 @@ class QueueView(msgspec.Struct):
     waiting: int = 0
     median_since: float | None = None
     """When the middle one of them arrived; null if none waits."""
-    oldest: list[WaitingRequest] = []
+    oldest: list[WaitingRow] = []
     """Those that have waited longest, the first one first."""
 
 
@@ -117,13 +117,13 @@ class LiveViews:
         )
 
     def _queues(self) -> Steps[dict[str, QueueView]]:
-        waiting: dict[str, list[tuple[Micros, int, WaitingRequest]]] = {}
+        waiting: dict[str, list[tuple[Micros, int, WaitingRow]]] = {}
         for some in in_batches(self._admission.leases, _LEASES_IN_STEP):
             for lease in some:
                 if lease.is_waiting:
                     request = lease.request
                     tenant, since = self._counters.tenant_label(request.tenant), _rounded(request.arrival)
-                    shown = WaitingRequest(request.client_id or str(request.id), tenant, request.model, since)
+                    shown = WaitingRow(request.client_id or str(request.id), tenant, request.model, since)
                     waiting.setdefault(request.priority_class.label, []).append((request.arrival, request.id, shown))
             yield
         views = {}

@@ -31,7 +31,7 @@ from maitred.gateway.observe.state import GatewayCounters
 from maitred.gateway.observe.tracing import RequestTracer
 from maitred.gateway.proxy import Proxy
 from maitred.gateway.routes import ROUTES
-from maitred.gateway.workers.notes import NoteKind, Rules
+from maitred.gateway.workers.notes import AdmissionRules, NoteKind
 from maitred.routing import Signals
 from maitred.scheduler.interface import FleetView, LinkNote, RemoteScheduler, ServedModel
 from maitred.wire.client import UpstreamClient
@@ -187,5 +187,5 @@ class EndpointPicker:
     def _on_note(self, note: LinkNote) -> None:
         """Go by the rules of the scheduler that leads."""
         if note.kind == NoteKind.RULES:
-            rules = msgspec.msgpack.decode(note.payload, type=Rules)
+            rules = msgspec.msgpack.decode(note.payload, type=AdmissionRules)
             self._scheduler.follow(rules.admission, rules.fallback)

@@ -22,7 +22,7 @@ from maitred.core.units import SECOND, Micros
 from maitred.files import named_path
 from maitred.files.append_file import AppendFile
 from maitred.files.line_file import PRIVATE, LineFile
-from maitred.gateway.observe.recording import RecordedRequest, RecordSink
+from maitred.gateway.observe.recording import RecordingRow, RecordSink
 from maitred.wire.clock import Clock
 from maitred.workload.formats.maitred import RECORDED_COLUMNS, format_row
 from maitred.workload.trace_writer import csv_line
@@ -89,11 +89,11 @@ class RecordFile(RecordSink):
     def num_dropped(self) -> int:
         return self._file.num_dropped
 
-    def take(self, recorded: RecordedRequest, oldest: Micros) -> None:
+    def take(self, recorded: RecordingRow, oldest: Micros) -> None:
         self.hold(recorded)
         self.release(oldest, recorded.ended_at)
 
-    def hold(self, recorded: RecordedRequest) -> None:
+    def hold(self, recorded: RecordingRow) -> None:
         """Take a row, and hold it."""
         self._num_taken += 1
         row = self._row(recorded).encode("utf-8", "replace")
@@ -107,13 +107,13 @@ class RecordFile(RecordSink):
         while held and (held[0].arrival < oldest or len(held) > MAX_HELD or held[0].ended_at <= latest):
             self._file.write(heappop(held).row)
 
-    def _row(self, recorded: RecordedRequest) -> str:
+    def _row(self, recorded: RecordingRow) -> str:
         think_time, continues = self._note_end(recorded)
         request = replace(recorded.request, arrival=recorded.request.arrival + self._epoch)
         facts = (recorded.prompt, recorded.output, recorded.outcome, think_time, continues, recorded.measured)
         return format_row(request, *facts)
 
-    def _note_end(self, recorded: RecordedRequest) -> tuple[Micros | None, bool | None]:
+    def _note_end(self, recorded: RecordingRow) -> tuple[Micros | None, bool | None]:
         """Note the end of a request of a program. Return the think time before it, and whether its prompt continues the last
         one, each None if that is not known."""
         request, think_time, continues = recorded.request, None, None

@@ -32,7 +32,7 @@ from maitred.workload.formats.maitred import COMPLETED, Measured
 from maitred.workload.lengths import MAX_TOKENS
 
 
-class RecordedRequest(msgspec.Struct, frozen=True):
+class RecordingRow(msgspec.Struct, frozen=True):
     """What is recorded of one request by itself."""
 
     request: Request
@@ -64,7 +64,7 @@ class RecordSink:
         """Rows that were not written."""
         raise NotImplementedError
 
-    def take(self, recorded: RecordedRequest, oldest: Micros) -> None:
+    def take(self, recorded: RecordingRow, oldest: Micros) -> None:
         """Take a row. `oldest` is when the oldest request arrived that has not ended, or any later instant if there is none."""
         raise NotImplementedError
 
@@ -91,7 +91,7 @@ class TrafficRecorder:
         return next(iter(self._open.values()), now)
 
 
-def _recorded(record: RequestRecord) -> RecordedRequest:
+def _recorded(record: RequestRecord) -> RecordingRow:
     request = record.request
     prompt, output, is_reported = record.prompt_tokens, record.output_tokens, True
     if prompt is None:
@@ -109,7 +109,7 @@ def _recorded(record: RequestRecord) -> RecordedRequest:
         e2e=record.ended_at - request.arrival,
         request_id=request.client_id,
     )
-    return RecordedRequest(
+    return RecordingRow(
         request=_as_recorded(request, record.is_stream),
         ended_at=record.ended_at,
         prompt=_plausible(prompt),

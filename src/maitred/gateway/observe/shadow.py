@@ -28,7 +28,7 @@ from maitred.admission import Admission
 from maitred.admission.inputs import ROOM_NAME as ADMISSION
 from maitred.core.decisions import DecisionLog
 from maitred.core.printing import printable
-from maitred.core.tapped_log import TappedLog, Told
+from maitred.core.tapped_log import TakenInput, TappedLog
 from maitred.core.units import to_seconds
 from maitred.gateway.observe.metric_families import counter, gauge
 from maitred.routing import RoutingConfig
@@ -89,7 +89,7 @@ class ShadowFollower:
         cannot be."""
         self.shadow, self._routing = Shadow(rules, routing), routing
         self._clock = clock
-        self._piled: deque[Told] = deque()
+        self._piled: deque[TakenInput] = deque()
         self.log = TappedLog(file_log, self._piled.append, self.shadow.rooms)
         """What the cores in force have as their log."""
         self.problem: str | None = None
@@ -215,7 +215,7 @@ class ShadowFollower:
         self.cpu_secs += spent
         self._saved_secs -= spent
 
-    def _take(self, told: Told) -> None:
+    def _take(self, told: TakenInput) -> None:
         try:
             self.shadow.take(told.room, told.given, list(told.decisions))
         except Exception as error:  # a plug-in's, or a defect: nobody else is to suffer from either

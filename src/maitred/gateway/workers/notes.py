@@ -37,7 +37,7 @@ class NoteKind(StrEnum):
     DIED = "died"
 
 
-class Rules(msgspec.Struct, frozen=True):
+class AdmissionRules(msgspec.Struct, frozen=True):
     """The rules of admission."""
 
     admission: AdmissionConfig

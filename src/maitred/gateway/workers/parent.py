@@ -24,7 +24,7 @@ from maitred.gateway.observe.logs import LogOutput
 from maitred.gateway.observe.record_file import RecordFile
 from maitred.gateway.observe.state import BackendState, TenantRequests
 from maitred.gateway.observe.state_snapshots import Snapshot, StateSnapshots
-from maitred.gateway.workers.notes import NoteKind, PageAnswer, PageQuestion, Rules
+from maitred.gateway.workers.notes import AdmissionRules, NoteKind, PageAnswer, PageQuestion
 from maitred.gateway.workers.recorded import RecordOfWorkers
 from maitred.gateway.workers.shares import Gauges, LastShares, Share, Totals
 from maitred.scheduler.interface import GatewayId, HostedScheduler, LinkNote, SchedulerHost
@@ -269,7 +269,7 @@ class ParentGateway(Gateway):
             self.host.tell(note, worker)
 
     def _rules(self) -> bytes:
-        return msgspec.msgpack.encode(Rules(self.core.config, self.scheduler.fallback))
+        return msgspec.msgpack.encode(AdmissionRules(self.core.config, self.scheduler.fallback))
 
     def _tell_rules(self) -> None:
         # Afterwards: what is said of the rules changes with them.

@@ -15,7 +15,7 @@ import msgspec
 
 from maitred.core.units import Micros
 from maitred.gateway.observe.record_file import RecordFile
-from maitred.gateway.observe.recording import RecordedRequest, RecordSink
+from maitred.gateway.observe.recording import RecordingRow, RecordSink
 from maitred.gateway.workers.notes import NoteKind
 from maitred.scheduler.interface import GatewayId, LinkNote
 
@@ -28,7 +28,7 @@ class RecordNote(msgspec.Struct, frozen=True):
     """A row, or none, and when the oldest request of its worker arrived that has not ended, on the clock of the machine."""
 
     oldest: Micros
-    recorded: RecordedRequest | None = None
+    recorded: RecordingRow | None = None
 
 
 class RecordRelay(RecordSink):
@@ -55,7 +55,7 @@ class RecordRelay(RecordSink):
     def num_dropped(self) -> int:
         return self._num_dropped
 
-    def take(self, recorded: RecordedRequest, oldest: Micros) -> None:
+    def take(self, recorded: RecordingRow, oldest: Micros) -> None:
         self._last_number += 1
         note = LinkNote(NoteKind.RECORD, self._last_number, msgspec.msgpack.encode(RecordNote(oldest, recorded)))
         self._kept[self._last_number] = note

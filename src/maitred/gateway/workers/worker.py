@@ -18,7 +18,7 @@ from maitred.gateway.app import Gateway
 from maitred.gateway.dashboard.pages import DASHBOARD_PATH, EVENTS_PATH, LIVE_PATH
 from maitred.gateway.observe.outputs import GatewayOutputs
 from maitred.gateway.observe.recording import RecordSink
-from maitred.gateway.workers.notes import NoteKind, PageAnswer, PageQuestion, Rules
+from maitred.gateway.workers.notes import AdmissionRules, NoteKind, PageAnswer, PageQuestion
 from maitred.gateway.workers.recorded import RecordRelay
 from maitred.gateway.workers.shares import Gauges, Share, take_share
 from maitred.gateway.workers.stand_in import StandIn
@@ -182,7 +182,7 @@ class WorkerGateway(Gateway):
             case NoteKind.SERVING if self._is_ready:  # It is told again when it serves.
                 self.stand_in.follow(msgspec.msgpack.decode(note.payload, type=list[str]))
             case NoteKind.RULES:
-                rules = msgspec.msgpack.decode(note.payload, type=Rules)
+                rules = msgspec.msgpack.decode(note.payload, type=AdmissionRules)
                 self.scheduler.follow(rules.admission, rules.fallback)
             case NoteKind.RELOAD:
                 self._begin(self._take_settings(note.number))

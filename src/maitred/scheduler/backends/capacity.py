@@ -30,7 +30,7 @@ from maitred.core.request import RequestId
 from maitred.scheduler.backends.backend import Backend
 from maitred.scheduler.backends.fleet_view import FleetView
 from maitred.scheduler.backends.slot_learning import SlotLearning
-from maitred.scheduler.backends.slot_pools import FleetListener, ModelSlots
+from maitred.scheduler.backends.slot_pools import FleetListener, SlotCount
 from maitred.scheduler.drivers.admission import RealTimeAdmission
 
 log = logging.getLogger("maitred.gateway")
@@ -51,7 +51,7 @@ class CapacityController(FleetListener):
         self._fleet = fleet
         self._admission = admission
         self._learning = learning
-        self._last_logged: dict[str, ModelSlots] = {}
+        self._last_logged: dict[str, SlotCount] = {}
         self._pending_config: AdmissionConfig | None = None
         """The config to put in force once its reservations fit, or None if there is none."""
         self._follows_fleet = False
@@ -168,7 +168,7 @@ class CapacityController(FleetListener):
 
     def _log_change(self, model: str) -> None:
         """Log what the healthy backends offer, if it has changed; not the slots left at a backend that is down."""
-        before, now = self._last_logged.get(model, ModelSlots(0, "none")), self._fleet.pools.offered_slots(model)
+        before, now = self._last_logged.get(model, SlotCount(0, "none")), self._fleet.pools.offered_slots(model)
         if now != before:
             self._last_logged[model] = now
             # Learned numbers change all the time; `slot_learning` tells what matters of them.

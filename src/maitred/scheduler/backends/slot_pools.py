@@ -42,7 +42,7 @@ SlotSource: TypeAlias = Literal["configured", "reported", "learned", "default", 
 _MAX_ID_CHARS: Final = 1_024
 
 
-class ModelSlots(msgspec.Struct, frozen=True):
+class SlotCount(msgspec.Struct, frozen=True):
     """A number of slots, and where it comes from."""
 
     slots: int
@@ -266,12 +266,12 @@ class SlotPools:
                         held[pool] += min(sent.request.sequences, most)
         return held
 
-    def offered_slots(self, pool: str) -> ModelSlots:
+    def offered_slots(self, pool: str) -> SlotCount:
         """Return the slots that the healthy backends of `pool` offer."""
         found = self._pools.get(pool)
         if found is None or not found.sources:
-            return ModelSlots(0, "none")
-        return ModelSlots(found.slots, next(iter(found.sources)) if len(found.sources) == 1 else "mixed")
+            return SlotCount(0, "none")
+        return SlotCount(found.slots, next(iter(found.sources)) if len(found.sources) == 1 else "mixed")
 
     def _offer(self, backend: Backend, pool: str) -> _Offer:
         offered = self.backend_slots(backend, pool)
@@ -292,16 +292,16 @@ class SlotPools:
         """Return how many slots one backend offers all pools."""
         return self.backend_slots(backend).slots
 
-    def backend_slots(self, backend: Backend, pool: str | None = None) -> ModelSlots:
+    def backend_slots(self, backend: Backend, pool: str | None = None) -> SlotCount:
         """Return the slots that one backend offers each pool; of learned slots, which pools share, those of `pool`, or all."""
         if self._config.slots_per_backend is not None:
-            return ModelSlots(self._config.slots_per_backend, "configured")
+            return SlotCount(self._config.slots_per_backend, "configured")
         if backend.learned_slots is not None:
             slots = backend.learned_slots.slots
-            return ModelSlots(slots if pool is None else backend.slot_shares.get(pool, slots), "learned")
+            return SlotCount(slots if pool is None else backend.slot_shares.get(pool, slots), "learned")
         if backend.reported_slots is not None:
-            return ModelSlots(backend.reported_slots, "reported")
-        return ModelSlots(DEFAULT_SLOTS_PER_BACKEND, "default")
+            return SlotCount(backend.reported_slots, "reported")
+        return SlotCount(DEFAULT_SLOTS_PER_BACKEND, "default")
 
 
 class _Differences:

@@ -34,7 +34,7 @@ class SourceInfo(msgspec.Struct, frozen=True, kw_only=True):
     """When it looks."""
 
 
-class Told(Protocol):
+class SourceListener(Protocol):
     """What a source tells, and where it runs."""
 
     machine: Machine
@@ -63,7 +63,7 @@ class Told(Protocol):
 class BackendSource(Protocol):
     """Finds backends."""
 
-    async def run(self, told: Told) -> None:
+    async def run(self, told: SourceListener) -> None:
         """Look for backends until this is cancelled, and tell what is found. What is raised counts as a failure."""
         ...
 

@@ -8,7 +8,15 @@ from __future__ import annotations
 
 import asyncio
 
-from maitred.scheduler.discovery.base import SOURCES, BackendSource, SourceInfo, Told, check_scheme, check_secs, url_of
+from maitred.scheduler.discovery.base import (
+    SOURCES,
+    BackendSource,
+    SourceInfo,
+    SourceListener,
+    check_scheme,
+    check_secs,
+    url_of,
+)
 from maitred.wire.resolver import HostAddresses
 
 
@@ -25,7 +33,7 @@ class DnsSource(BackendSource):
             raise ValueError("port must be from 1 to 65535")
         self._name, self._port, self._interval, self._scheme = name, port, interval, scheme
 
-    async def run(self, told: Told) -> None:
+    async def run(self, told: SourceListener) -> None:
         news = asyncio.Event()
         addresses = HostAddresses(self._name, self._interval, self._interval, told.machine.look_up, on_answer=news.set)
         try:

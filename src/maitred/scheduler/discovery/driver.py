@@ -16,7 +16,7 @@ from typing import Final, Protocol
 from maitred.core.errors import ConfigError
 from maitred.scheduler.backend_set import BackendSet, Change, ChangeKind, Presence
 from maitred.scheduler.config import FleetConfig
-from maitred.scheduler.discovery.base import SOURCES, BackendSource, SourceError, Told, checked_urls
+from maitred.scheduler.discovery.base import SOURCES, BackendSource, SourceError, SourceListener, checked_urls
 from maitred.scheduler.drivers.deadline_timer import DeadlineTimer
 from maitred.wire.machine import Machine
 from maitred.wire.origin import Origin
@@ -31,7 +31,7 @@ _SHOWN: Final = 5
 """Backends that a line of the log names."""
 
 
-class Fleet(Protocol):
+class DiscoveredFleet(Protocol):
     """Who has the backends that are found."""
 
     def add(self, url: str) -> object:
@@ -62,7 +62,7 @@ class SourceState:
         """Set when it has listed something, or failed."""
 
 
-class _Teller(Told):
+class _Teller(SourceListener):
     """What one source tells."""
 
     def __init__(self, discovery: Discovery, state: SourceState) -> None:
@@ -89,7 +89,9 @@ class _Teller(Told):
 class Discovery:
     """The sources of one fleet, from `start` to `close`."""
 
-    def __init__(self, config: FleetConfig, fleet: Fleet, machine: Machine, *, wants_objectives: bool = False) -> None:
+    def __init__(
+        self, config: FleetConfig, fleet: DiscoveredFleet, machine: Machine, *, wants_objectives: bool = False
+    ) -> None:
         """Raises ConfigError for a source that is unknown or cannot be made."""
         self.machine, self.wants_objectives = machine, wants_objectives
         self.objectives: dict[str, int] = {}

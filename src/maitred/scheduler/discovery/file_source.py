@@ -26,7 +26,7 @@ from maitred.core.units import Micros, from_seconds
 from maitred.core.yaml_document import YamlDocument
 from maitred.files import MAX_TEXT_BYTES, read_file
 from maitred.files.daemon_threads import DAEMON_THREADS
-from maitred.scheduler.discovery.base import SOURCES, BackendSource, SourceError, SourceInfo, Told, check_secs, url_of
+from maitred.scheduler.discovery.base import SOURCES, BackendSource, SourceError, SourceInfo, SourceListener, check_secs, url_of
 
 RESYNC_SECS: Final = 60.0
 _MAX_FILES: Final = 256
@@ -65,7 +65,7 @@ class FileSource(BackendSource):
         if "*" in str(self._path.parent):
             raise ValueError("path may have * in its last part alone")
 
-    async def run(self, told: Told) -> None:
+    async def run(self, told: SourceListener) -> None:
         loop, clock = asyncio.get_running_loop(), told.machine.clock
         before, read_at = list[_Mark](), clock.now() - from_seconds(RESYNC_SECS)
         while True:

@@ -32,14 +32,14 @@ class Conditions(msgspec.Struct):
     terminating: bool | None = None
 
 
-class Endpoint(msgspec.Struct):
+class PodEndpoint(msgspec.Struct):
     """One pod behind a service."""
 
     addresses: list[str] = []
     conditions: Conditions | None = None
 
 
-class Port(msgspec.Struct):
+class SlicePort(msgspec.Struct):
     """A port of a slice."""
 
     name: str | None = None
@@ -78,8 +78,8 @@ class KubeObject(msgspec.Struct):
     """An EndpointSlice, a Pod or an InferenceObjective."""
 
     metadata: Meta = msgspec.field(default_factory=Meta)
-    endpoints: list[Endpoint] | None = None
-    ports: list[Port] | None = None
+    endpoints: list[PodEndpoint] | None = None
+    ports: list[SlicePort] | None = None
     status: PodStatus | None = None
     spec: Spec | None = None
 

@@ -22,7 +22,15 @@ from typing import Final, TypeAlias
 import msgspec
 
 from maitred.core.units import to_seconds
-from maitred.scheduler.discovery.base import SOURCES, BackendSource, SourceError, SourceInfo, Told, check_scheme, check_secs
+from maitred.scheduler.discovery.base import (
+    SOURCES,
+    BackendSource,
+    SourceError,
+    SourceInfo,
+    SourceListener,
+    check_scheme,
+    check_secs,
+)
 from maitred.scheduler.discovery.kube_objects import (
     OBJECTIVES_PATH,
     POOL_PATHS,
@@ -81,7 +89,7 @@ class KubernetesSource(BackendSource):
         self._service, self._pool, self._namespace = service, pool, namespace
         self._port, self._scheme, self._resync, self._account = port, scheme, resync, account
 
-    async def run(self, told: Told) -> None:
+    async def run(self, told: SourceListener) -> None:
         following = self._run(self._selection, self._tell_backends(told), told.failed, told.machine)
         if not (self._pool and told.wants_objectives):
             await following
@@ -91,10 +99,10 @@ class KubernetesSource(BackendSource):
             tasks.create_task(following)
             tasks.create_task(of_objectives)
 
-    def _tell_backends(self, told: Told) -> _Tell:
+    def _tell_backends(self, told: SourceListener) -> _Tell:
         return lambda objects, of: told.listed([url for found in objects for url in urls_of(found, of)])
 
-    def _tell_objectives(self, told: Told) -> _Tell:
+    def _tell_objectives(self, told: SourceListener) -> _Tell:
         return lambda objects, _: told.objectives(priorities_of(objects, self._pool))
 
     async def _run(self, select: _Select, tell: _Tell, failed: Callable[[str], object], machine: Machine) -> None:

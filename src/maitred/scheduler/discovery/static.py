@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from maitred.scheduler.discovery.base import SOURCES, BackendSource, SourceError, SourceInfo, Told, checked_urls
+from maitred.scheduler.discovery.base import SOURCES, BackendSource, SourceError, SourceInfo, SourceListener, checked_urls
 
 
 @SOURCES.register("static")
@@ -19,6 +19,6 @@ class StaticSource(BackendSource):
         except SourceError as error:
             raise ValueError(str(error)) from error
 
-    async def run(self, told: Told) -> None:
+    async def run(self, told: SourceListener) -> None:
         told.listed(self._urls)
         await asyncio.get_running_loop().create_future()

@@ -35,7 +35,7 @@ class ServerArguments(msgspec.Struct):
     effective_max_running_requests_per_dp: Any = None
 
 
-class SchedulerConfig(msgspec.Struct):
+class VllmSchedulerConfig(msgspec.Struct):
     """The scheduler's part of vLLM's configuration."""
 
     max_num_seqs: Any = None
@@ -59,7 +59,7 @@ class ParallelConfig(msgspec.Struct):
 class VllmConfig(msgspec.Struct):
     """vLLM's configuration."""
 
-    scheduler_config: SchedulerConfig | None = None
+    scheduler_config: VllmSchedulerConfig | None = None
     parallel_config: ParallelConfig | None = None
 
     @property

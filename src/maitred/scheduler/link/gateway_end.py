@@ -42,6 +42,7 @@ from maitred.scheduler.link.marks import Marks
 from maitred.scheduler.link.messages import (
     Abandon,
     AnyMessage,
+    AttemptOutcome,
     BeatAnswer,
     Declined,
     EndProgram,
@@ -53,7 +54,6 @@ from maitred.scheduler.link.messages import (
     Mark,
     Memory,
     Note,
-    Outcome,
     Preempt,
     ProgramTokens,
     Progress,
@@ -242,7 +242,7 @@ class GatewayEnd:
         if self._memories.end(ended.number):
             self._say(ended)
 
-    def report(self, message: Outcome | Progress | ProgramTokens | Note) -> None:
+    def report(self, message: AttemptOutcome | Progress | ProgramTokens | Note) -> None:
         """Tell of a backend, how far answers have come, or something else. It is lost without a connection."""
         self._say(message)
 

@@ -30,11 +30,11 @@ from maitred.scheduler.link.linked_programs import LinkedPrograms
 from maitred.scheduler.link.messages import (
     Abandon,
     AnyMessage,
+    AttemptOutcome,
     Declined,
     Failed,
     FirstByte,
     Grant,
-    Outcome,
     Preempt,
     Progress,
     Queue,
@@ -92,7 +92,7 @@ class LinkedAdmission:
             Yielded: self.yielded,
             Declined: self.first_byte,
             Failed: self.failed,
-            Outcome: self.outcome,
+            AttemptOutcome: self.outcome,
             Progress: self.progress,
         }
         """What takes a message of each kind that gateways say of their requests."""
@@ -242,7 +242,7 @@ class LinkedAdmission:
         if decisions := self.core.release(request.ticket.id, end, now, tokens):
             self.apply(decisions, now)
 
-    def outcome(self, gateway: BookedGateway, message: Outcome, now: Micros) -> None:
+    def outcome(self, gateway: BookedGateway, message: AttemptOutcome, now: Micros) -> None:
         """Note what an attempt says of its backend."""
         self._placer.on_outcome(gateway.requests.get(message.request), message, now)
 

@@ -152,7 +152,7 @@ class Marked(Message, frozen=True, tag=44):
     instant: Age
 
 
-class Outcome(Message, frozen=True, tag=18):
+class AttemptOutcome(Message, frozen=True, tag=18):
     """What an attempt has come to, where that says something of its backend."""
 
     backend: Count
@@ -304,7 +304,7 @@ class Note(Message, frozen=True, tag=30):
 
 ProgramMessage: TypeAlias = BeginProgram | ProgramTokens | EndProgram
 GatewayMessage: TypeAlias = (
-    Hello | HelloPart | Submit | FirstByte | Yielded | Declined | Failed | Release | Beat | Marked | Outcome | Progress
+    Hello | HelloPart | Submit | FirstByte | Yielded | Declined | Failed | Release | Beat | Marked | AttemptOutcome | Progress
 )
 SchedulerMessage: TypeAlias = Welcome | Grant | Queue | Reject | Preempt | BeatAnswer | Mark | Abandon | Fleet | Memory
 AnyMessage: TypeAlias = Greeting | Challenge | Proof | Farewell | GatewayMessage | ProgramMessage | SchedulerMessage | Note

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from maitred.admission import ReleaseReason
 from maitred.core.units import Micros
 from maitred.scheduler.link.gateway_books import BookedRequest
-from maitred.scheduler.link.messages import Outcome
+from maitred.scheduler.link.messages import AttemptOutcome
 
 
 class NoPlace(StrEnum):
@@ -48,7 +48,7 @@ class Placer:
     def first_byte(self, request: BookedRequest, now: Micros) -> None:
         """Note that the response of a request has begun."""
 
-    def on_outcome(self, request: BookedRequest | None, outcome: Outcome, now: Micros) -> None:
+    def on_outcome(self, request: BookedRequest | None, outcome: AttemptOutcome, now: Micros) -> None:
         """Note what an attempt says of its backend; None: that of a request without a slot, or one that has ended."""
 
     def progress(self, request: BookedRequest, pieces: int, now: Micros) -> None:

@@ -12,7 +12,7 @@ from maitred.scheduler.link.fields import Age, ClassNumber, Count, Number, Real
 from maitred.scheduler.link.prompt_hashes import PackedHashes
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
+class MessagePart(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
     """A part of a message: an array with the values of its fields, in order. A change is one of `messages.VERSION`."""
 
 
@@ -27,7 +27,7 @@ class Standing(IntEnum):
     """Its response has begun."""
 
 
-class ClassNote(Part, frozen=True):
+class ClassNote(MessagePart, frozen=True):
     """How a request came by its class. No decision goes by it; the scheduler's log has it (`core.decisions.NOTES_ROOM`)."""
 
     asked: ClassNumber
@@ -35,7 +35,7 @@ class ClassNote(Part, frozen=True):
     """In words; empty: it got the class that it named."""
 
 
-class RequestTerms(Part, frozen=True):
+class RequestTerms(MessagePart, frozen=True):
     """What admission and routing go by, of one request. Nothing of the text of its prompt."""
 
     model: str
@@ -63,7 +63,7 @@ class RequestTerms(Part, frozen=True):
     """None where the scheduler has no log (`Welcome.keeps_notes`)."""
 
 
-class ProgramTerms(Part, frozen=True):
+class ProgramTerms(MessagePart, frozen=True):
     """What decides about the memory of one request of an agent program. Nothing of its prompt."""
 
     model: str
@@ -79,7 +79,7 @@ class ProgramTerms(Part, frozen=True):
     ends_program: bool = False
 
 
-class LiveMemory(Part, frozen=True):
+class LiveMemory(MessagePart, frozen=True):
     """The memory of one request of an agent program in a `Hello`."""
 
     number: Count
@@ -90,7 +90,7 @@ class LiveMemory(Part, frozen=True):
     """Where it was granted, as the programs core numbers memories; -1 while it waits."""
 
 
-class LiveRequest(Part, frozen=True):
+class LiveRequest(MessagePart, frozen=True):
     """One request in a `Hello`."""
 
     request: Count
@@ -107,7 +107,7 @@ class LiveRequest(Part, frozen=True):
     """Whether its gateway knows of no scheduler that has decided anything about it."""
 
 
-class KeptLimits(Part, frozen=True):
+class KeptLimits(MessagePart, frozen=True):
     """What a scheduler has learned of its backends, as its gateways keep it for the one that leads next."""
 
     epoch: Count
@@ -118,7 +118,7 @@ class KeptLimits(Part, frozen=True):
     """By the URLs of the backends."""
 
 
-class BackendNews(Part, frozen=True):
+class BackendNews(MessagePart, frozen=True):
     """What a gateway needs to know of one backend."""
 
     number: Number

@@ -19,7 +19,7 @@ from maitred.scheduler.backends.fleet_view import FleetView
 from maitred.scheduler.config import FleetConfig
 from maitred.scheduler.ejection import CircuitState, EjectionConfig
 from maitred.scheduler.link.failure_kinds import OutcomeKind
-from maitred.scheduler.link.messages import Fleet, Outcome
+from maitred.scheduler.link.messages import AttemptOutcome, Fleet
 from maitred.scheduler.link.terms import BackendNews
 from maitred.wire.clock import Clock
 from maitred.wire.errors import ConnectError
@@ -33,7 +33,7 @@ class ReportedEjection(RealTimeEjection):
         config: EjectionConfig,
         backends: Sequence[Backend],
         clock: Clock,
-        report: Callable[[Outcome], object],
+        report: Callable[[AttemptOutcome], object],
         number_of: Callable[[int], int],
     ) -> None:
         """`report` tells the scheduler, and `number_of` returns the number of a request on the link."""
@@ -64,16 +64,16 @@ class ReportedEjection(RealTimeEjection):
         self._tell(sent, OutcomeKind.BUSY)
 
     def rest(self, backend: Backend, span: Micros) -> None:
-        self._report(Outcome(backend.index, OutcomeKind.REST, rest=span))
+        self._report(AttemptOutcome(backend.index, OutcomeKind.REST, rest=span))
 
     def on_unreachable(self, sent: UpstreamRequest, error: ConnectError) -> None:
         """No connection could be made for a request."""
         number = self._number_of(sent.request.id)
-        outcome = Outcome(sent.backend.index, OutcomeKind.UNREACHABLE, number, str(error), is_refusal=error.is_refusal)
+        outcome = AttemptOutcome(sent.backend.index, OutcomeKind.UNREACHABLE, number, str(error), is_refusal=error.is_refusal)
         self._report(outcome)
 
     def _tell(self, sent: UpstreamRequest, kind: OutcomeKind, problem: str = "") -> None:
-        self._report(Outcome(sent.backend.index, kind, self._number_of(sent.request.id), problem))
+        self._report(AttemptOutcome(sent.backend.index, kind, self._number_of(sent.request.id), problem))
 
 
 class FleetMirror:

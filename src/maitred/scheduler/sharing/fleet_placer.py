@@ -26,7 +26,7 @@ from maitred.scheduler.backends.served_models import ServedModel
 from maitred.scheduler.failures import AnsweredError, BackendAbandoned, FailedAttempts, UsageRefused
 from maitred.scheduler.link.failure_kinds import FailureKind, OutcomeKind
 from maitred.scheduler.link.gateway_books import BookedRequest
-from maitred.scheduler.link.messages import Failed, Outcome
+from maitred.scheduler.link.messages import AttemptOutcome, Failed
 from maitred.scheduler.link.placer import GoOn, LinkPlace, NoPlace, Placer
 from maitred.scheduler.placements import GrantedPlacement, MemoryLost, Place, RoutedPlacement
 from maitred.scheduler.sharing.hosted_attempts import HostedAttempt, HostedRequest
@@ -141,7 +141,7 @@ class FleetPlacer(Placer):
         if request.memory is not None and request.memory.lease is not None:
             request.memory.lease.first_data_at = now
 
-    def on_outcome(self, request: BookedRequest | None, outcome: Outcome, now: Micros) -> None:
+    def on_outcome(self, request: BookedRequest | None, outcome: AttemptOutcome, now: Micros) -> None:
         if not 0 <= outcome.backend < len(self._fleet.seats):
             return
         backend = self._fleet.seats[outcome.backend]
@@ -195,7 +195,7 @@ def _failure_of(told: Failed) -> UpstreamError:
             return UpstreamError(told.reason)
 
 
-def _connect_error(outcome: Outcome) -> ConnectError:
+def _connect_error(outcome: AttemptOutcome) -> ConnectError:
     error = ConnectError(outcome.words)
     if outcome.is_refusal:
         error.__cause__ = ConnectionRefusedError(errno.ECONNREFUSED, outcome.words)

@@ -8,7 +8,7 @@ from typing import Final
 from maitred.core.units import Micros
 from maitred.scheduler.link.gateway_books import GatewayId
 from maitred.scheduler.link.scheduler_end import SchedulerEnd, SchedulerMode
-from maitred.scheduler.sharing.elections.election import Candidate, Election
+from maitred.scheduler.sharing.elections.election import Election, ElectionCandidate
 from maitred.scheduler.sharing.elections.elector import Elected, Elector
 from maitred.scheduler.sharing.mode_times import ModeTimes
 from maitred.wire.clock import Clock
@@ -70,7 +70,7 @@ class Leadership(Elected):
         """Lead for as long as this process is there, which is the first that does."""
         self.lead(1, _FOREVER, ())
 
-    async def take_part(self, election: Election, candidate: Candidate) -> None:
+    async def take_part(self, election: Election, candidate: ElectionCandidate) -> None:
         """Take part in an election, from now on."""
         door = self._end.door
         door.is_sole = not election.names_gateways

@@ -22,7 +22,7 @@ from maitred.scheduler.drivers.deadline_timer import DeadlineTimer
 from maitred.scheduler.link.events import Closed, LinkEvent, Opened
 from maitred.scheduler.link.failure_kinds import FailureKind
 from maitred.scheduler.link.gateway_end import EndState, GatewayEnd
-from maitred.scheduler.link.messages import EndProgram, Note, Outcome, ProgramTokens, Progress
+from maitred.scheduler.link.messages import AttemptOutcome, EndProgram, Note, ProgramTokens, Progress
 from maitred.scheduler.link.prompt_hashes import pack_hashes
 from maitred.scheduler.link.terms import ClassNote, ProgramTerms, RequestTerms
 from maitred.scheduler.sharing.class_notes import ClassNotes
@@ -150,7 +150,7 @@ class LinkClient:
         self.end.end_program(ended)
         self._flush_soon()
 
-    def report(self, message: Outcome | Progress | ProgramTokens | Note) -> None:
+    def report(self, message: AttemptOutcome | Progress | ProgramTokens | Note) -> None:
         """Tell of a backend, how far answers have come, or something else."""
         self.end.report(message)
         self._flush_soon()

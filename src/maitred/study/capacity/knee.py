@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from maitred.report.panels import Group, Limit, Point, Scatter, spans_decades
+from maitred.report.panels import Group, LimitLine, Point, Scatter, spans_decades
 from maitred.report.slo import Slo, Targets
 from maitred.study.capacity.points import CapacityOption, KneePoint
 from maitred.study.metrics import Better, Constraint, find_metric, metric_label
@@ -96,8 +96,8 @@ def knee_scatter(
         y=f"{name} %" if factor > 1 else name,
         groups=tuple(groups),
         limits=(
-            Limit(label=binding.line, axis="y", at=binding.limit * factor),
-            Limit(label="today", axis="x", at=today),
+            LimitLine(label=binding.line, axis="y", at=binding.limit * factor),
+            LimitLine(label="today", axis="x", at=today),
         ),
         log_y=spans_decades([point.y for group in groups for point in group.points]),
     )

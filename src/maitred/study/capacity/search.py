@@ -75,7 +75,7 @@ class Probe(msgspec.Struct, frozen=True):
     tasks: tuple[bytes, ...]
 
 
-class Place(msgspec.Struct, frozen=True):
+class TriedRate(msgspec.Struct, frozen=True):
     """What is tried: today's rate times (1 + tolerance)^step, with steps that take (1 + tolerance)^stretch times as long."""
 
     size: int
@@ -99,8 +99,8 @@ class OptionSearch:
         self.can_run = True
         """Whether it can be simulated."""
         self._count = plan.rounds[0]
-        self._figures: dict[tuple[Place, Shape], list[Figures]] = {}
-        self._points: dict[Place, KneePoint] = {}
+        self._figures: dict[tuple[TriedRate, Shape], list[Figures]] = {}
+        self._points: dict[TriedRate, KneePoint] = {}
         self._groups = tuple((each.num_instances, name_of(each, candidate.instance)) for each in candidate.cluster.groups)
         self._unit_size = 1 if candidate.cluster.disaggregation else max(sum(count for count, _ in self._groups), 1)
         """Instances of the size 1."""
@@ -142,7 +142,7 @@ class OptionSearch:
         if size is None:
             self._problem = self._too_small()
             return
-        yield from self._measure(Place(size))
+        yield from self._measure(TriedRate(size))
         self._step = yield from self._find_rate(size, 0.5)
         if self._step is None or self._count < 2:
             return
@@ -172,7 +172,7 @@ class OptionSearch:
         known = self._size or ceil(today / (_SIZE_LOAD * self._limits.of_size(least) / least))
         search = BoundarySearch(-self._most, -least, -max(min(known, self._most), least))
         while (number := search.next_number()) is not None:
-            search.tell(number, (yield from self._holds(Place(-number), 0.5)))
+            search.tell(number, (yield from self._holds(TriedRate(-number), 0.5)))
         return None if search.largest is None else -search.largest
 
     def _least_size(self) -> int:
@@ -186,9 +186,9 @@ class OptionSearch:
     def _find_sizes(self, size: int) -> Probing:
         """Find the smallest size that the runs do not rule out, and the smallest one that surely holds."""
         low = high = size
-        while low > self._least_size() and (yield from self._holds(Place(low - 1), 1 - _SURE)):
+        while low > self._least_size() and (yield from self._holds(TriedRate(low - 1), 1 - _SURE)):
             low -= 1
-        while high < self._most and not (yield from self._holds(Place(high), _SURE)):
+        while high < self._most and not (yield from self._holds(TriedRate(high), _SURE)):
             high += 1
         self._sizes = (low, high)
 
@@ -201,7 +201,7 @@ class OptionSearch:
         start = floor(log(_RATE_LOAD * limit) / log(base)) if self._step is None else self._step
         search = BoundarySearch(least, max(most, least), start)
         while (number := search.next_number()) is not None:
-            search.tell(number, (yield from self._holds(Place(size, number), certainty)))
+            search.tell(number, (yield from self._holds(TriedRate(size, number), certainty)))
         return search.largest
 
     def _beyond(self, size: int, step: int) -> float:
@@ -221,21 +221,21 @@ class OptionSearch:
         )
         search = BoundarySearch(-most, most, start)
         while (number := search.next_number()) is not None:
-            search.tell(number, (yield from self._holds(Place(size, 0, number), 0.5)))
+            search.tell(number, (yield from self._holds(TriedRate(size, 0, number), 0.5)))
         self._stretch = search.largest
 
     def _show_knee(self, size: int, step: int) -> Probing:
         """Try rates in front of the knee and beyond it, with the seeds of the first round, so that the plot shows it."""
         self._count = self._plan.rounds[0]
         for share in _KNEE_RATES:
-            yield from self._measure(Place(size, step + round(log(share) / log(1 + self._plan.tolerance))))
+            yield from self._measure(TriedRate(size, step + round(log(share) / log(1 + self._plan.tolerance))))
 
-    def _holds(self, place: Place, certainty: float) -> Generator[Probe, Sequence[Figures], bool]:
+    def _holds(self, place: TriedRate, certainty: float) -> Generator[Probe, Sequence[Figures], bool]:
         """Return whether a point holds with this probability; 0.5 means that the means over the seeds hold."""
         point = yield from self._measure(place)
         return point.holds if certainty == 0.5 else point.probability >= certainty
 
-    def _measure(self, place: Place) -> Generator[Probe, Sequence[Figures], KneePoint]:
+    def _measure(self, place: TriedRate) -> Generator[Probe, Sequence[Figures], KneePoint]:
         """Return a point with the seeds of this round; of several shapes the first one that holds, or the nearest to it."""
         known = self._points.get(place)
         if known is not None and known.seeds >= self._count:
@@ -251,14 +251,14 @@ class OptionSearch:
         self._points[place] = best
         return best
 
-    def _measure_shape(self, place: Place, shape: Shape) -> Generator[Probe, Sequence[Figures], KneePoint]:
+    def _measure_shape(self, place: TriedRate, shape: Shape) -> Generator[Probe, Sequence[Figures], KneePoint]:
         runs = self._figures.setdefault((place, shape), [])
         seeds = self._plan.settings.seeds[len(runs) : self._count]
         if seeds:
             runs += yield self._probe(place, shape, seeds)
         return self._point(place, shape, runs)
 
-    def _probe(self, place: Place, shape: Shape, seeds: tuple[int, ...]) -> Probe:
+    def _probe(self, place: TriedRate, shape: Shape, seeds: tuple[int, ...]) -> Probe:
         instance, load = self._candidate.instance, self._plan.load
         factor = (load.rate_scale or 1.0) * (1 + self._plan.tolerance) ** place.step
         slowed = replace(instance, latency_scale=instance.latency_scale * (1 + self._plan.tolerance) ** place.stretch)
@@ -268,7 +268,7 @@ class OptionSearch:
         what = "" if shape.groups else f" × {instance.hardware if instance.has_model else 'instance'}"
         return Probe(f"{shape.in_words()}{what} at {self._rate(place.step):.3g}/s", tasks)
 
-    def _point(self, place: Place, shape: Shape, runs: Sequence[Figures]) -> KneePoint:
+    def _point(self, place: TriedRate, shape: Shape, runs: Sequence[Figures]) -> KneePoint:
         means = mean_figures(runs, self._plan.settings.metrics)
         constraints = self._plan.constraints
         excess = min(max(each.excess(means) for each in constraints), _UNMET)
@@ -298,7 +298,7 @@ class OptionSearch:
         """Whether the limit depends on what the runs find in their prefix caches."""
         return any(each.caches_prefixes for each in self._unit)
 
-    def _can_last(self, place: Place, shape: Shape, means: Figures) -> bool:
+    def _can_last(self, place: TriedRate, shape: Shape, means: Figures) -> bool:
         """Return whether the rate of a point is within the limit, with the hits that it had and its step times."""
         mix = self._plan.traffic.mix
         slower = (1 + self._plan.tolerance) ** place.stretch
@@ -311,7 +311,7 @@ class OptionSearch:
         return self._rate(place.step) * slower <= place.size * limit
 
     def _too_small(self) -> str:
-        plan, largest = self._plan, self._points.get(Place(self._most))
+        plan, largest = self._plan, self._points.get(TriedRate(self._most))
         why = self._limits.most_in_words(self._most)
         if largest is not None and largest.lasts:
             worst = max(plan.constraints, key=lambda each: each.excess(largest.figures))
@@ -322,7 +322,7 @@ class OptionSearch:
 
     def _count_of(self, size: int) -> int:
         """Return the seeds of today's point."""
-        today = self._points.get(Place(size))
+        today = self._points.get(TriedRate(size))
         return 0 if today is None else today.seeds
 
     def _probability(self, size: int) -> float | None:
@@ -330,7 +330,7 @@ class OptionSearch:
         tried = sorted(
             (point.stretch, point.probability)
             for place, point in self._points.items()
-            if place == Place(size, 0, place.stretch)
+            if place == TriedRate(size, 0, place.stretch)
         )
         if not tried or (self._count_of(size) < 2 and not self._error):
             return None
@@ -346,7 +346,7 @@ class OptionSearch:
         """Return the result of the search."""
         instance, size, step, plan = self._candidate.instance, self._size, self._step, self._plan
         found = size is not None and not self._problem
-        today = None if size is None else self._points.get(Place(size))
+        today = None if size is None else self._points.get(TriedRate(size))
         gpus = cost = None
         shape = None if size is None or not hasattr(self, "_limits") else self._shape(size)
         if size is not None:
@@ -383,7 +383,7 @@ class OptionSearch:
         """Return the mean time of a request as a share of the time in which they arrive, at the highest rate or at today's."""
         shares = list[float]()
         for each in {0, step}:
-            point = None if size is None else self._points.get(Place(size, each))
+            point = None if size is None else self._points.get(TriedRate(size, each))
             mean = None if point is None else point.figures["e2e_mean_ms"]
             if mean is not None:
                 shares.append(mean / to_ms(SECOND) * self._rate(each) / self._plan.traffic.requests)
@@ -392,7 +392,7 @@ class OptionSearch:
     def _shape(self, size: int) -> Shape:
         """Return the shape of today's point, or else the most promising one."""
         shapes = self._limits.shapes(size)
-        today = self._points.get(Place(size))
+        today = self._points.get(TriedRate(size))
         return next((each for each in shapes if today is not None and each.in_words() == today.shape), shapes[0])
 
     def _in_one_line(self, shape: Shape) -> str:

@@ -27,7 +27,7 @@ from maitred.core.units import Micros, to_seconds
 from maitred.emulator.clients.destinations import Destinations
 from maitred.emulator.clients.prompts import WORDS, PromptWriter, TokenScale
 from maitred.emulator.clients.schedule import SendSchedule
-from maitred.emulator.clients.sender import RequestSender, SendTarget, SentRequest
+from maitred.emulator.clients.sender import LoadSender, SendTarget, SentRequest
 from maitred.sim import Results
 from maitred.study.live.discovered import BenchError, discovered
 from maitred.study.live.observed import Lateness, LengthCheck, Observation
@@ -130,7 +130,7 @@ async def _benchmark(
                 progress(len(observed))
 
     # Warm-ups go through the same sender, so that its connections are open when the run begins; they are not counted.
-    sender = RequestSender(plan.endpoint, prompts, on_end, destinations=destinations)
+    sender = LoadSender(plan.endpoint, prompts, on_end, destinations=destinations)
     is_counted = False
     try:
         if plan.num_warmups:
@@ -151,7 +151,7 @@ async def _benchmark(
     )
 
 
-async def _run_until_signal(sender: RequestSender, schedule: SendSchedule, plan: BenchPlan) -> bool:
+async def _run_until_signal(sender: LoadSender, schedule: SendSchedule, plan: BenchPlan) -> bool:
     """Run `schedule`, and return whether a signal ended it."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None

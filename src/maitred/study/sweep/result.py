@@ -20,7 +20,7 @@ from rich.table import Table
 
 from maitred.report.figure import draw_scatter
 from maitred.report.output_file import OutputFile
-from maitred.report.panels import Group, Limit, Point, Scatter, spans_decades
+from maitred.report.panels import Group, LimitLine, Point, Scatter, spans_decades
 from maitred.study.metrics import COMPLETED_SHARE, Figures, find_metric, mean_figures, metric_heading
 from maitred.study.presentation import Presentation, ShownTable, StudyResult
 from maitred.study.sweep.points import SweepPoint
@@ -293,12 +293,12 @@ def pareto_scatter(result: SweepResult) -> Scatter:
     )
 
 
-def _limits(criteria: Criteria) -> Iterator[Limit]:
+def _limits(criteria: Criteria) -> Iterator[LimitLine]:
     """Yield a line for each constraint on one of the two metrics."""
     x, y = criteria.pareto
     for each in criteria.constraints:
         if each.metric in (x, y):
-            yield Limit(label="constraint", axis="x" if each.metric == x else "y", at=each.limit)
+            yield LimitLine(label="constraint", axis="x" if each.metric == x else "y", at=each.limit)
 
 
 def _points(candidates: Iterable[CandidateResult], x: str, y: str) -> Iterator[Point]:

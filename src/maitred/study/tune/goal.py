@@ -173,7 +173,7 @@ def _is_served(run: ReplayedRun) -> Floats:
     return np.asarray(run.outcome == Outcome.COMPLETED, dtype=np.float64)
 
 
-class Told(msgspec.Struct, frozen=True):
+class ForetoldFigure(msgspec.Struct, frozen=True):
     """A figure today and under other rules, with the interval of the latter and of the difference."""
 
     today: float
@@ -192,9 +192,9 @@ class Judgement(msgspec.Struct, frozen=True):
     excess: float
     excess_today: float
     price: float
-    limits: dict[str, Told]
+    limits: dict[str, ForetoldFigure]
     """By limit, in ms."""
-    prices: dict[str, Told]
+    prices: dict[str, ForetoldFigure]
     """By class: how much longer requests take than today."""
     served: dict[str, tuple[float, float]]
     """By class: the share of requests that are served, today and under the other rules."""
@@ -246,12 +246,12 @@ def _served(part: Part, today: Sequence[ReplayedRun], other: Sequence[ReplayedRu
     return {name: (_mean([each[name] for each in sides[0]]), _mean([each[name] for each in sides[1]])) for name in part.classes}
 
 
-def _told(values: Sequence[float], resampled: Floats) -> Told:
+def _told(values: Sequence[float], resampled: Floats) -> ForetoldFigure:
     with np.errstate(invalid="ignore"):
         changes = resampled[1] - resampled[0]
     low, high = (float(each) for each in np.nanquantile(resampled[1], _INTERVAL, method="inverted_cdf"))
     change = np.quantile(np.nan_to_num(changes, nan=0.0), _INTERVAL, method="inverted_cdf")
-    return Told(values[0], values[1], low, high, float(change[0]), float(change[1]))
+    return ForetoldFigure(values[0], values[1], low, high, float(change[0]), float(change[1]))
 
 
 def _resampled_limit(

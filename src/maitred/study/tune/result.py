@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 from rich.table import Table
 
-from maitred.report.panels import Group, Limit, Point, Scatter
+from maitred.report.panels import Group, LimitLine, Point, Scatter
 from maitred.report.table import new_table
 from maitred.study.presentation import Presentation, ShownTable, StudyResult
-from maitred.study.tune.goal import Judgement, Told
+from maitred.study.tune.goal import ForetoldFigure, Judgement
 
 
 class TunedCandidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,7 +119,7 @@ class Tuned(StudyResult, frozen=True, kw_only=True):
             x="times of today's",
             y="candidates",
             groups=groups,
-            limits=(Limit(label="today", axis="x", at=1),),
+            limits=(LimitLine(label="today", axis="x", at=1),),
             names=tuple(names),
         )
 
@@ -129,12 +129,12 @@ def number(value: float) -> str:
     return "never" if math.isinf(value) else f"{value:,.0f}" if value >= 100 else f"{value:,.1f}"
 
 
-def in_words(told: Told) -> str:
+def in_words(told: ForetoldFigure) -> str:
     """Return a figure in ms with its interval."""
     return f"{number(told.other)} [{number(told.low)}, {number(told.high)}]"
 
 
-def _ratio(told: Told) -> str:
+def _ratio(told: ForetoldFigure) -> str:
     return f"{told.other:.2f} [{told.low:.2f}, {told.high:.2f}]"
 
 

@@ -31,7 +31,7 @@ _MOST_BLOCKS, _LEAST_BLOCK = 50, 10
 _TAIL: Final = 2.5
 
 
-class Interval(msgspec.Struct, frozen=True):
+class FigureInterval(msgspec.Struct, frozen=True):
     """A 95 % interval."""
 
     low: float
@@ -48,13 +48,13 @@ class ReplayedDifference(msgspec.Struct, frozen=True, kw_only=True):
     """Replayed under the rules of the recording: what it differs from `recorded` by is the error of the replay."""
     other: float | None
     """Replayed under the other rules."""
-    other_interval: Interval | None
+    other_interval: FigureInterval | None
     """None with a single seed, and where resamples have no value."""
     difference: float | None
     """`other` - `today`."""
-    interval: Interval | None
+    interval: FigureInterval | None
     """Of the difference."""
-    change_interval: Interval | None
+    change_interval: FigureInterval | None
     """Of the difference as a share of `today`; None too if that is 0 in a resample."""
     probability: float | None
     """Share of the resamples in which the other rules are better; a tie counts half."""
@@ -141,9 +141,9 @@ def _difference(
     )
 
 
-def _interval(values: Floats) -> Interval | None:
+def _interval(values: Floats) -> FigureInterval | None:
     known = values[~np.isnan(values)]
     if not len(known):
         return None
     low, high = np.percentile(known, (_TAIL, 100 - _TAIL)).tolist()
-    return Interval(low, high)
+    return FigureInterval(low, high)

@@ -32,7 +32,7 @@ from maitred.core.request import PriorityClass
 from maitred.core.units import Micros, from_seconds
 from maitred.files.rotated import named_once
 from maitred.study.calibration.measurements import check_counts, is_recording, parse_number, read_rows
-from maitred.study.what_if.recorded_log import RulesInForce, Told, path_names, read_log
+from maitred.study.what_if.recorded_log import LoggedRequest, RulesInForce, path_names, read_log
 from maitred.workload.formats.maitred import COMPLETED
 
 _LEAST_JOINED: Final = 0.5
@@ -216,7 +216,7 @@ def _request(row: dict[str, str], backends: dict[str, int], place: str) -> Recor
     )
 
 
-def _joined(row: RecordedRequest, told: Told, arrival: Micros) -> RecordedRequest:
+def _joined(row: RecordedRequest, told: LoggedRequest, arrival: Micros) -> RecordedRequest:
     asked = None if told.asked is None else PriorityClass.from_label(told.asked)
     return replace(
         row,

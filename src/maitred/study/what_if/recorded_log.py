@@ -39,7 +39,7 @@ class RulesInForce(msgspec.Struct, frozen=True, kw_only=True):
     """Requests that came under other rules."""
 
 
-class Told(msgspec.Struct):
+class LoggedRequest(msgspec.Struct):
     """What the log says of one request."""
 
     asked: str | None = None
@@ -73,10 +73,10 @@ class LogFacts:
     """What a log says, collected line by line."""
 
     def __init__(self) -> None:
-        self.by_id: dict[str, list[Told]] = {}
+        self.by_id: dict[str, list[LoggedRequest]] = {}
         self.num_inputs = 0
         self.kv_tokens: int | None = None
-        self._open: dict[tuple[str, int], Told] = {}
+        self._open: dict[tuple[str, int], LoggedRequest] = {}
         """By room, and the number of the request there, in the process that writes."""
         self._asked: dict[int, str] = {}
         self._rules: dict[str, bytes] = {}
@@ -119,7 +119,7 @@ class LogFacts:
                 told = self._begin(entry.room, int(request["id"]), *names)
                 told.parent = told.parent or str(request.get("parent_program") or request.get("parent") or "")
 
-    def _begin(self, room: str, number: int, client_id: str, pool: str) -> Told:
+    def _begin(self, room: str, number: int, client_id: str, pool: str) -> LoggedRequest:
         """Note that a request came to a room, under the number that it has there."""
         told = self._open.get((room, number))
         if told is None:
@@ -127,7 +127,7 @@ class LogFacts:
             # Rooms may number it differently. One id in one room twice is two requests.
             told = next((each for each in same if room not in each.rooms), None)
             if told is None:
-                told = Told(self._asked.get(number))
+                told = LoggedRequest(self._asked.get(number))
                 same.append(told)
                 self._count(pool)
             told.rooms.add(room)

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from maitred.core.errors import ConfigError
 from maitred.instance.latency import LinearLatency
-from maitred.report.panels import Group, Limit, Point, Scatter
+from maitred.report.panels import Group, LimitLine, Point, Scatter
 from maitred.report.table import NO_VALUE, new_table
 from maitred.study.calibration.validation import Validation, ValidationLine, compare_latencies
 from maitred.study.candidate import Candidate
@@ -296,7 +296,7 @@ def _scatter(found: Sequence[tuple[Figure, ReplayedDifference]], other: str) -> 
         x="% of today",
         y="95 % intervals",
         groups=(Group(label=other, points=points),),
-        limits=(Limit(label="no difference", axis="x", at=0),),
+        limits=(LimitLine(label="no difference", axis="x", at=0),),
         names=names,
     )
 

@@ -26,7 +26,7 @@ from maitred.admission import Reason
 from maitred.testing.world.chaos import FAULTS
 from maitred.testing.world.scenario import Scenario
 from maitred.testing.world.shrinking import shrink
-from maitred.testing.world.simulation import Outcome, Simulation
+from maitred.testing.world.simulation import ScenarioOutcome, Simulation
 from maitred.testing.world.stage import STATES
 from maitred.testing.world.swarm import draw_scenario
 
@@ -34,7 +34,9 @@ _SEEDS_PER_ROUND: Final = 8
 """Seeds that each process is given at a time."""
 
 
-def play(scenario: Scenario, trace: Callable[[str], object] | None = None, *, stops_at_violation: bool = False) -> Outcome:
+def play(
+    scenario: Scenario, trace: Callable[[str], object] | None = None, *, stops_at_violation: bool = False
+) -> ScenarioOutcome:
     """Play a scenario, with a disk of its own, to its end or to the first violation. What it raises is a violation, too."""
     with tempfile.TemporaryDirectory() as folder:
         simulation = Simulation(scenario, Path(folder), trace, stops_at_violation=stops_at_violation)
@@ -45,30 +47,30 @@ def play(scenario: Scenario, trace: Callable[[str], object] | None = None, *, st
             return simulation.outcome()
 
 
-class Kind(msgspec.Struct, frozen=True):
+class ScenarioKind(msgspec.Struct, frozen=True):
     """A kind of scenarios."""
 
     draw: Callable[[int], Any]
     """Returns the scenario of a seed."""
-    play: Callable[..., Outcome]
+    play: Callable[..., ScenarioOutcome]
     """Plays a scenario, with what is given a line for each read, or None."""
     faults: Collection[str]
     flag: str = ""
 
 
-def _one_gateway() -> Kind:
-    return Kind(draw_scenario, play, tuple(FAULTS))
+def _one_gateway() -> ScenarioKind:
+    return ScenarioKind(draw_scenario, play, tuple(FAULTS))
 
 
-def _many_gateways() -> Kind:
+def _many_gateways() -> ScenarioKind:
     from maitred.testing.world.cluster.faults import FAULTS as CLUSTER_FAULTS
     from maitred.testing.world.cluster.simulation import play_cluster
     from maitred.testing.world.cluster.swarm import draw_cluster
 
-    return Kind(draw_cluster, play_cluster, tuple(CLUSTER_FAULTS), " --cluster")
+    return ScenarioKind(draw_cluster, play_cluster, tuple(CLUSTER_FAULTS), " --cluster")
 
 
-class Totals:
+class ScenarioTotals:
     """Sums over all scenarios."""
 
     def __init__(self, faults: Collection[str]) -> None:
@@ -80,7 +82,7 @@ class Totals:
         self.pairs: Counter[str] = Counter()
         self._began_at = time.monotonic()
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: ScenarioOutcome) -> None:
         """Add a scenario."""
         self.num_scenarios += 1
         self.num_events += outcome.num_events
@@ -124,7 +126,7 @@ def main() -> int:
     flags = parser.parse_args()
     logging.basicConfig(level=logging.INFO if flags.trace else logging.CRITICAL, format="%(message)s", stream=sys.stdout)
     kind = _many_gateways() if flags.cluster else _one_gateway()
-    totals, most = Totals(kind.faults), flags.seeds or (None if flags.events else 1)
+    totals, most = ScenarioTotals(kind.faults), flags.seeds or (None if flags.events else 1)
     seeds = count(flags.seed) if most is None else range(flags.seed, flags.seed + most)
     for outcome in _outcomes(kind, seeds, flags.jobs, _say if flags.trace else None):
         totals.add(outcome)
@@ -136,7 +138,9 @@ def main() -> int:
     return int(totals.num_failed > 0)
 
 
-def _outcomes(kind: Kind, seeds: Iterable[int], jobs: int, trace: Callable[[str], object] | None) -> Iterator[Outcome]:
+def _outcomes(
+    kind: ScenarioKind, seeds: Iterable[int], jobs: int, trace: Callable[[str], object] | None
+) -> Iterator[ScenarioOutcome]:
     """Yield what becomes of the scenarios of `seeds`, in their order."""
     if jobs <= 1:
         yield from map(partial(_play_seed, kind, trace=trace), seeds)
@@ -147,7 +151,7 @@ def _outcomes(kind: Kind, seeds: Iterable[int], jobs: int, trace: Callable[[str]
             yield from pool.imap(partial(_play_seed, kind), some)
 
 
-def _play_seed(kind: Kind, seed: int, trace: Callable[[str], object] | None = None) -> Outcome:
+def _play_seed(kind: ScenarioKind, seed: int, trace: Callable[[str], object] | None = None) -> ScenarioOutcome:
     return kind.play(kind.draw(seed), trace)
 
 
@@ -157,7 +161,7 @@ def _collect_rarely() -> None:
     gc.set_threshold(100_000, 50, 1_000)
 
 
-def _report(kind: Kind, outcome: Outcome, *, shrinks: bool) -> None:
+def _report(kind: ScenarioKind, outcome: ScenarioOutcome, *, shrinks: bool) -> None:
     for violation in outcome.violations[:10]:
         _say(f"seed {outcome.seed}: {violation}")
     _say(f"    again: python -m maitred.testing.world{kind.flag} --seed {outcome.seed} --trace")

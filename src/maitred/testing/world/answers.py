@@ -16,7 +16,7 @@ class Violation(Exception):  # noqa: N818  (it is the program that has failed)
 
 
 @dataclass(slots=True)
-class Answer:
+class ParsedResponse:
     """One response."""
 
     status: int
@@ -36,17 +36,17 @@ class AnswerParser:
     """Parses the responses of one connection. Raises Violation for what no server may send."""
 
     def __init__(self) -> None:
-        self.answer: Answer | None = None
+        self.answer: ParsedResponse | None = None
         """The response that has begun and has not ended."""
         self._buffer = bytearray()
         self._left: int | None = 0
         """Bytes that are left of the body or the chunk; None before the size of a chunk."""
         self._is_chunked = self._is_until_close = False
 
-    def feed(self, data: bytes) -> list[Answer]:
+    def feed(self, data: bytes) -> list[ParsedResponse]:
         """Take bytes, and return the responses that they end. Interim responses (1xx) are passed over."""
         self._buffer += data
-        ended: list[Answer] = []
+        ended: list[ParsedResponse] = []
         while self._advance():
             answer = self.answer
             if answer is not None and answer.is_whole:
@@ -55,7 +55,7 @@ class AnswerParser:
                     ended.append(answer)
         return ended
 
-    def feed_end(self) -> Answer | None:
+    def feed_end(self) -> ParsedResponse | None:
         """Take the end of the connection, and return the response that it ends, if it does."""
         answer = self.answer
         if answer is None or not self._is_until_close:
@@ -92,11 +92,11 @@ class AnswerParser:
                 raise Violation(f"no header: {each!r}")
             before = headers.get(name.lower())
             headers[name.lower()] = value.strip() if before is None else before + b"," + value.strip()
-        self.answer = Answer(int(line[9:12]), headers)
+        self.answer = ParsedResponse(int(line[9:12]), headers)
         self._set_framing(self.answer)
         return True
 
-    def _set_framing(self, answer: Answer) -> None:
+    def _set_framing(self, answer: ParsedResponse) -> None:
         length, coding = answer.headers.get(b"content-length"), answer.headers.get(b"transfer-encoding")
         if length is not None and (coding is not None or not length.isdigit()):
             raise Violation(f"a body with the length {length!r} and the coding {coding!r}")

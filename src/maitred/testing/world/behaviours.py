@@ -56,7 +56,7 @@ class Ledger:
         self.violations: list[str] = []
 
 
-class Client:
+class SimulatedClient:
     """One client."""
 
     def __init__(self, loop: VirtualLoop, name: str, plan: ClientPlan, gateway: tuple[str, int], ledger: Ledger) -> None:
@@ -142,7 +142,7 @@ class Client:
             sent.ended.set_result(Fate.ABANDONED)
 
 
-async def _polite(client: Client, *, streams: bool = False) -> None:
+async def _polite(client: SimulatedClient, *, streams: bool = False) -> None:
     for _ in range(client.plan.num_requests):
         connection = await client.connection()
         if connection is None:
@@ -152,7 +152,7 @@ async def _polite(client: Client, *, streams: bool = False) -> None:
         await client.think(_retry_after(sent) or client.plan.think_secs)
 
 
-async def _sdk(client: Client) -> None:
+async def _sdk(client: SimulatedClient) -> None:
     for _ in range(client.plan.num_requests):
         streams, wait = client.random.random() < 0.5, 0.0
         for num_retries in range(_SDK_RETRIES + 1):
@@ -166,7 +166,7 @@ async def _sdk(client: Client) -> None:
         await client.think()
 
 
-def _sdk_wait(client: Client, sent: Sent, num_retries: int) -> float | None:
+def _sdk_wait(client: SimulatedClient, sent: Sent, num_retries: int) -> float | None:
     """Return after how many seconds the SDK sends a request again, or None if it does not."""
     answer = sent.answer
     if answer is None:  # The connection was lost.
@@ -180,15 +180,15 @@ def _sdk_wait(client: Client, sent: Sent, num_retries: int) -> float | None:
     return float(told) if told.isdigit() else _sdk_backoff(client, num_retries)
 
 
-def _sdk_backoff(client: Client, num_retries: int) -> float:
+def _sdk_backoff(client: SimulatedClient, num_retries: int) -> float:
     return float(min(0.5 * 2.0**num_retries, 8.0) * (1 - 0.25 * client.random.random()))
 
 
-async def _stream(client: Client) -> None:
+async def _stream(client: SimulatedClient) -> None:
     await _polite(client, streams=True)
 
 
-async def _pipeline(client: Client) -> None:
+async def _pipeline(client: SimulatedClient) -> None:
     connection = await client.connection()
     if connection is None:
         return
@@ -204,7 +204,7 @@ async def _pipeline(client: Client) -> None:
             await client.wait_for(sent)
 
 
-async def _slow(client: Client) -> None:
+async def _slow(client: SimulatedClient) -> None:
     for _ in range(client.plan.num_requests):
         connection = await client.connection()
         if connection is None:
@@ -219,7 +219,7 @@ async def _slow(client: Client) -> None:
         await client.wait_for(sent)
 
 
-async def _dribble(client: Client) -> None:
+async def _dribble(client: SimulatedClient) -> None:
     for _ in range(client.plan.num_requests):
         connection = await client.connection()
         if connection is None:
@@ -235,7 +235,7 @@ async def _dribble(client: Client) -> None:
         await client.wait_for(sent)
 
 
-async def _fickle(client: Client) -> None:
+async def _fickle(client: SimulatedClient) -> None:
     for _ in range(client.plan.num_requests):
         connection = await client.connect()
         if connection is None:
@@ -248,11 +248,11 @@ async def _fickle(client: Client) -> None:
         await client.think()
 
 
-async def _flood(client: Client) -> None:
+async def _flood(client: SimulatedClient) -> None:
     await asyncio.gather(*(_ask_alone(client) for _ in range(client.plan.num_requests * 3)))
 
 
-async def _ask_alone(client: Client) -> None:
+async def _ask_alone(client: SimulatedClient) -> None:
     await client.think(0.2)
     connection = await client.connect()
     if connection is not None:
@@ -261,7 +261,7 @@ async def _ask_alone(client: Client) -> None:
             connection.leave(abruptly=False)
 
 
-async def _program(client: Client) -> None:
+async def _program(client: SimulatedClient) -> None:
     await _polite(client, streams=True)
 
 
@@ -270,7 +270,7 @@ def _retry_after(sent: Sent) -> float:
     return float(told) if told.isdigit() else 0.0
 
 
-KINDS: Final[dict[str, Callable[[Client], Awaitable[None]]]] = {
+KINDS: Final[dict[str, Callable[[SimulatedClient], Awaitable[None]]]] = {
     "polite": _polite,
     "sdk": _sdk,
     "stream": _stream,

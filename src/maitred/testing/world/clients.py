@@ -20,7 +20,7 @@ import msgspec
 
 from maitred.core.units import Micros
 from maitred.emulator.tokens import filler
-from maitred.testing.world.answers import Answer, AnswerParser, Violation
+from maitred.testing.world.answers import AnswerParser, ParsedResponse, Violation
 from maitred.testing.world.loop import VirtualLoop
 from maitred.testing.world.transport import MemoryTransport
 
@@ -55,7 +55,7 @@ class Sent:
     """What of it the client has not sent yet."""
     begins_at: int = 0
     """Bytes that were sent before it over its connection."""
-    answer: Answer | None = None
+    answer: ParsedResponse | None = None
     """The answer, as far as it has come."""
     error_code: str = ""
     """The code of the error with which a stream has ended."""
@@ -161,7 +161,7 @@ class ClientConnection(asyncio.Protocol):
         9112, 9.5)."""
         return sent.begins_at > 0 and self.transport.connection.forth.num_read <= sent.begins_at
 
-    def _on_answer(self, answer: Answer) -> None:
+    def _on_answer(self, answer: ParsedResponse) -> None:
         sent = self._first_under_way(answer)
         self._under_way.popleft()
         sent.answer = answer
@@ -173,7 +173,7 @@ class ClientConnection(asyncio.Protocol):
             self._end_all(Fate.UNANSWERED)
             self.transport.close()
 
-    def _first_under_way(self, answer: Answer) -> Sent:
+    def _first_under_way(self, answer: ParsedResponse) -> Sent:
         if not self._under_way:
             raise Violation(f"an answer with status {answer.status} to no request")
         return self._under_way[0]
@@ -214,7 +214,7 @@ def problem_of(sent: Sent) -> str:
     return _problem_of_stream(sent, bytes(answer.body)) if sent.streams else _problem_of_completion(sent, bytes(answer.body))
 
 
-def _problem_of_error(answer: Answer) -> str:
+def _problem_of_error(answer: ParsedResponse) -> str:
     if answer.status not in (400, 404, 408, 413, 429, 500, 502, 503, 504):
         return f"its answer has the status {answer.status}"
     try:

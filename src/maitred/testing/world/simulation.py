@@ -32,7 +32,7 @@ _LOOK_SECS: Final = 10.0
 """Seconds between two looks whether it has."""
 
 
-class Outcome(msgspec.Struct):
+class ScenarioOutcome(msgspec.Struct):
     """What has become of a scenario."""
 
     seed: int
@@ -72,17 +72,17 @@ class Simulation:
         self.stage.process.on_ended = self._on_ended
         self._num_lines = 0
 
-    def run(self) -> Outcome:
+    def run(self) -> ScenarioOutcome:
         """Play the scenario."""
         self.stage.loop.run_until_complete(self._play())
         self.stage.ledger.violations.extend(invariants.check_end(self.stage))
         self.stage.loop.close()
         return self.outcome()
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> ScenarioOutcome:
         """Return what has become of the scenario so far."""
         fates = Counter(f"{sent.fate} {sent.status or ''}".strip() for sent in self.stage.ledger.sent.values())
-        return Outcome(
+        return ScenarioOutcome(
             self.stage.scenario.seed,
             self.stage.ledger.violations,
             self.stage.loop.num_events,

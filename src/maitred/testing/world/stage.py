@@ -17,7 +17,7 @@ from maitred.emulator import EngineConfig
 from maitred.gateway.admin.reload import GatewaySettings
 from maitred.gateway.observe.logs import LogOutput
 from maitred.instance import InstanceConfig, LinearLatency
-from maitred.testing.world.behaviours import Client, Ledger
+from maitred.testing.world.behaviours import Ledger, SimulatedClient
 from maitred.testing.world.clients import Sent
 from maitred.testing.world.engines import Engine
 from maitred.testing.world.loop import VirtualLoop
@@ -167,7 +167,7 @@ class Stage(Scene):
         self.machine = MemoryMachine(self.loop, self.network, "gateway", GATEWAY)
         self.process = GatewayProcess(self.loop, self.machine, folder, self.log, scenario.seed, lambda: self.settings)
         self.clients = [
-            Client(self.loop, f"{plan.kind}{number}", plan, (GATEWAY, PORT), self.ledger)
+            SimulatedClient(self.loop, f"{plan.kind}{number}", plan, (GATEWAY, PORT), self.ledger)
             for number, plan in enumerate(scenario.clients)
         ]
 

@@ -32,7 +32,7 @@ class ElectionError(FinderError):
     """The store cannot be asked, with words for the log."""
 
 
-class Candidate(msgspec.Struct, frozen=True):
+class ElectionCandidate(msgspec.Struct, frozen=True):
     """A scheduler."""
 
     name: str
@@ -66,7 +66,7 @@ class Election(Protocol):
     """After what time the lease of the leader that was found last is over unless it is renewed, µs, or None if that is not
     known: there is no use in asking before, and every ms after it is one without a leader."""
 
-    async def campaign(self, candidate: Candidate, floor: int) -> Term | None:
+    async def campaign(self, candidate: ElectionCandidate, floor: int) -> Term | None:
         """Return a term, under an epoch above `floor`, or None if another scheduler leads."""
         ...
 
@@ -78,7 +78,7 @@ class Election(Protocol):
         """Let another one lead."""
         ...
 
-    async def leader(self) -> Candidate | None:
+    async def leader(self) -> ElectionCandidate | None:
         """Return the scheduler that leads, as far as is known."""
         ...
 
@@ -97,7 +97,7 @@ class SoleScheduler(Election):
         """`is_first`: no gateway may hold slots of a scheduler before it, so there is nothing to learn."""
         self._gateways = [] if is_first else [UNKNOWN_GATEWAY]
 
-    async def campaign(self, candidate: Candidate, floor: int) -> Term | None:
+    async def campaign(self, candidate: ElectionCandidate, floor: int) -> Term | None:
         return Term(floor + 1, self._gateways)
 
     async def renew(self, gateways: Collection[GatewayId]) -> bool:
@@ -106,7 +106,7 @@ class SoleScheduler(Election):
     async def resign(self) -> None:
         """Do nothing."""
 
-    async def leader(self) -> Candidate | None:
+    async def leader(self) -> ElectionCandidate | None:
         return None
 
     async def close(self) -> None:

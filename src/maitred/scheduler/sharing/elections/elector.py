@@ -20,7 +20,7 @@ from typing import Final, Protocol
 from maitred.core.printing import printable
 from maitred.core.units import MILLISECOND, SECOND, Micros, to_seconds
 from maitred.scheduler.link.gateway_books import GatewayId
-from maitred.scheduler.sharing.elections.election import Candidate, Election, ElectionError, Term
+from maitred.scheduler.sharing.elections.election import Election, ElectionCandidate, ElectionError, Term
 from maitred.wire.clock import Clock
 
 log = logging.getLogger("maitred.gateway")
@@ -66,14 +66,14 @@ class Elected(Protocol):
 class Elector:
     """Takes part, from `start` to `close`."""
 
-    def __init__(self, election: Election, candidate: Candidate, elected: Elected, clock: Clock) -> None:
+    def __init__(self, election: Election, candidate: ElectionCandidate, elected: Elected, clock: Clock) -> None:
         self.candidate = candidate
         """This scheduler."""
         self.problem: str | None = None
         """Why the election cannot be asked, or None."""
         self._told: tuple[str | None, bool] = None, False
         """The problem that the log has, and whether this scheduler led still."""
-        self.leader: Candidate | None = None
+        self.leader: ElectionCandidate | None = None
         """The scheduler that leads, as was found out last."""
         self._election, self._elected, self._clock = election, elected, clock
         self._term: Term | None = None

@@ -23,14 +23,14 @@ import msgspec
 from maitred.core.errors import describe_os_error
 from maitred.files.daemon_threads import DAEMON_THREADS
 from maitred.scheduler.link.gateway_books import GatewayId
-from maitred.scheduler.sharing.elections.election import Candidate, Election, ElectionError, Term
+from maitred.scheduler.sharing.elections.election import Election, ElectionCandidate, ElectionError, Term
 
 T = TypeVar("T")
 
 
 class _Record(msgspec.Struct):
     epoch: int = 0
-    leader: Candidate | None = None
+    leader: ElectionCandidate | None = None
     gateways: list[GatewayId] = []
 
 
@@ -70,7 +70,7 @@ class FileElection(Election):
         self._asked: asyncio.Future[Any] | None = None
         """What the file was asked last."""
 
-    async def campaign(self, candidate: Candidate, floor: int) -> Term | None:
+    async def campaign(self, candidate: ElectionCandidate, floor: int) -> Term | None:
         won = await self._in_thread(lambda: self._campaign(candidate, floor), _let_go)
         if won is None:
             return None
@@ -95,7 +95,7 @@ class FileElection(Election):
         else:
             self._asked.add_done_callback(lambda asked: os.close(descriptor))
 
-    async def leader(self) -> Candidate | None:
+    async def leader(self) -> ElectionCandidate | None:
         return (await self._in_thread(self._read)).leader
 
     async def close(self) -> None:
@@ -117,7 +117,7 @@ class FileElection(Election):
         except msgspec.MsgspecError as error:
             raise ElectionError(f"{self._path} is no file of an election: {error}") from error
 
-    def _campaign(self, candidate: Candidate, floor: int) -> _Won | None:
+    def _campaign(self, candidate: ElectionCandidate, floor: int) -> _Won | None:
         import fcntl
 
         descriptor = os.open(self._lock, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)

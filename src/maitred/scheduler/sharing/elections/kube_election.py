@@ -25,7 +25,7 @@ import msgspec
 from maitred.core.units import SECOND, Micros, to_seconds
 from maitred.scheduler.kube_clients import KubeApi, KubeError
 from maitred.scheduler.link.gateway_books import UNKNOWN_GATEWAY, GatewayId
-from maitred.scheduler.sharing.elections.election import Candidate, Election, ElectionError, Term
+from maitred.scheduler.sharing.elections.election import Election, ElectionCandidate, ElectionError, Term
 from maitred.wire.clock import Clock
 
 _ADDRESS: Final = "maitred.dev/address"
@@ -81,7 +81,7 @@ class KubeElection(Election):
         self._own: _Lease | None = None
         """The record of this scheduler's term, as it was written last."""
 
-    async def campaign(self, candidate: Candidate, floor: int) -> Term | None:
+    async def campaign(self, candidate: ElectionCandidate, floor: int) -> Term | None:
         found = await self._read()
         if found is not None and not self._is_free(found):
             return None
@@ -127,14 +127,14 @@ class KubeElection(Election):
             own.spec.holder_identity = ""
             await self._write(own)
 
-    async def leader(self) -> Candidate | None:
+    async def leader(self) -> ElectionCandidate | None:
         found = await self._read()
         if found is None or not found.spec.holder_identity:
             return None
         said = found.metadata.annotations
         if _ADDRESS not in said:
             raise ElectionError(f"the Lease {self._name} is held by {found.spec.holder_identity}, which is no scheduler")
-        return Candidate(said.get(_NAME, found.spec.holder_identity), said[_ADDRESS])
+        return ElectionCandidate(said.get(_NAME, found.spec.holder_identity), said[_ADDRESS])
 
     async def close(self) -> None:
         if self._api is not None:

@@ -23,7 +23,7 @@ import msgspec
 from maitred.core.units import MILLISECOND, Micros
 from maitred.scheduler.link.gateway_books import UNKNOWN_GATEWAY, GatewayId
 from maitred.scheduler.redis_clients import redis_errors, words_of
-from maitred.scheduler.sharing.elections.election import Candidate, Election, ElectionError, Term
+from maitred.scheduler.sharing.elections.election import Election, ElectionCandidate, ElectionError, Term
 
 T = TypeVar("T")
 CAMPAIGN: Final = """
@@ -50,7 +50,7 @@ return 1
 
 
 class _Leader(msgspec.Struct):
-    candidate: Candidate
+    candidate: ElectionCandidate
     boot: str
     """Drawn at random for each campaign: a record is that of one term."""
 
@@ -72,7 +72,7 @@ class RedisElection(Election):
         self._highest_epoch = 0
         """The highest epoch that was found here."""
 
-    async def campaign(self, candidate: Candidate, floor: int) -> Term | None:
+    async def campaign(self, candidate: ElectionCandidate, floor: int) -> Term | None:
         self._record = msgspec.json.encode(_Leader(candidate, self._draw_boot()))
         self.vacant_in, floor = None, max(floor, self._highest_epoch)
         keys, values = (self._leader, self._epoch, self._gateways), (self._record, self._ttl, floor)
@@ -91,7 +91,7 @@ class RedisElection(Election):
     async def resign(self) -> None:
         await self._ask(self._client.eval(RESIGN, 1, self._leader, self._record))
 
-    async def leader(self) -> Candidate | None:
+    async def leader(self) -> ElectionCandidate | None:
         record = await self._ask(self._client.get(self._leader))
         try:
             return msgspec.json.decode(record, type=_Leader).candidate if record else None

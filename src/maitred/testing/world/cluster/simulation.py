@@ -24,7 +24,7 @@ from maitred.testing.world.cluster.faults import FAULTS
 from maitred.testing.world.cluster.processes import LinkedProcess
 from maitred.testing.world.cluster.scenario import ClusterScenario
 from maitred.testing.world.cluster.stage import ClusterStage
-from maitred.testing.world.simulation import Outcome
+from maitred.testing.world.simulation import ScenarioOutcome
 
 _IDLE_SECS: Final = 5.0
 _FIRST_LEARNING_SECS: Final = 3.5
@@ -50,21 +50,21 @@ class ClusterSimulation:
         self.stage = ClusterStage(scenario, folder, trace)
         self.checks = invariants.Checks(self.stage)
 
-    def run(self) -> Outcome:
+    def run(self) -> ScenarioOutcome:
         """Play the scenario."""
         self.stage.loop.run_until_complete(self._play())
         self._note(invariants.check_end(self.stage))
         self.stage.loop.close()
         return self.outcome()
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> ScenarioOutcome:
         """Return what has become of the scenario so far."""
         stage, digest = self.stage, hashlib.blake2b(digest_size=16)
         for scheduler in stage.schedulers:
             log = stage.decision_log(scheduler.name)
             digest.update(log.read_bytes() if log.exists() else b"")
         fates = Counter(f"{sent.fate} {sent.status or ''}".strip() for sent in stage.ledger.sent.values())
-        return Outcome(
+        return ScenarioOutcome(
             stage.scenario.seed,
             stage.ledger.violations,
             stage.loop.num_events,
@@ -140,7 +140,7 @@ class ClusterSimulation:
 
 def play_cluster(
     scenario: ClusterScenario, trace: Callable[[str], object] | None = None, *, stops_at_violation: bool = False
-) -> Outcome:
+) -> ScenarioOutcome:
     """Play a scenario, with disks of its own, to its end or to the first violation. What it raises is a violation, too."""
     with tempfile.TemporaryDirectory() as folder:
         simulation = ClusterSimulation(scenario, Path(folder), trace, stops_at_violation=stops_at_violation)

@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 
 from maitred.core.units import Micros
 from maitred.gateway.admin.reload import GatewaySettings
-from maitred.testing.world.behaviours import Client, ClientPlan
+from maitred.testing.world.behaviours import ClientPlan, SimulatedClient
 from maitred.testing.world.cluster.link_watch import LinkWatch
 from maitred.testing.world.cluster.processes import ClusterMachine, ClusterProcess, LinkedProcess, SchedulerProcess
 from maitred.testing.world.cluster.scenario import ClusterScenario, gateway_address, scheduler_address
@@ -46,7 +46,7 @@ class ClusterStage(Scene):
         self.watch = LinkWatch(self.loop, self.schedulers, self.ledger.violations.append)
         self.tap.on_sent = self.watch.on_sent
         self._spread = self.loop.draws.of("clients")
-        self.clients: list[Client] = []
+        self.clients: list[SimulatedClient] = []
         self._gateways_of: dict[str, LinkedProcess] = {}
         for number, plan in enumerate(scenario.clients):
             self.add_client(f"{plan.kind}{number}", plan, self._spread.choice(self.gateways))
@@ -61,9 +61,9 @@ class ClusterStage(Scene):
         """Return the process at an address, or None if there is none."""
         return next((each for each in self.processes if each.address == address), None)
 
-    def add_client(self, name: str, plan: ClientPlan, gateway: LinkedProcess) -> Client:
+    def add_client(self, name: str, plan: ClientPlan, gateway: LinkedProcess) -> SimulatedClient:
         """Return a client of a gateway."""
-        client = Client(self.loop, name, plan, (gateway.address, PORT), self.ledger)
+        client = SimulatedClient(self.loop, name, plan, (gateway.address, PORT), self.ledger)
         self.clients.append(client)
         self._gateways_of[name] = gateway
         return client
