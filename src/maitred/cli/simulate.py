@@ -7,7 +7,6 @@ for the same run; progress and wall-clock time go to standard error.
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
@@ -23,7 +22,7 @@ from maitred.cli.flags import SWITCH, command, flag, set_value
 from maitred.cli.outputs import FileFlags, OutputFlags, Outputs, open_outputs
 from maitred.cli.program_flags import PROGRAM_FLAG_NAMES, ProgramFlags, program_values
 from maitred.cli.shared_flags import InstanceFlags, horizon, instance_values, parse_groups, short_horizon, slo
-from maitred.cli.terminal import exit_on_signals, progress_bar, request_progress
+from maitred.cli.terminal import exit_on_signals, progress_bar, rare_collections, request_progress
 from maitred.cli.traces import recorded_run, report_skipped
 from maitred.core.errors import ConfigError, nearest_name_hint
 from maitred.core.printing import printable
@@ -100,7 +99,7 @@ def run(flags: SimulateFlags) -> None:
     weights, warmup = flags.weights, flags.warmup_rule
     about_fleet = *config.instance.step_time_warnings(), *cost_warnings(config.cluster, config.instance)
     print_warnings([*_warnings(flags, stated), *about_fleet, *short_horizon(flags)])
-    with exit_on_signals(), ExitStack() as stack:
+    with exit_on_signals(), rare_collections(), ExitStack() as stack:
         trace = stack.enter_context(open_load_trace(load, as_flag)) if load.trace is not None else None
         if trace is not None and not trace.knows_prompts and "instance.enable_prefix_caching" in flags.values:
             print_warnings(["a prefix cache finds nothing: this trace does not say what its prompts have in common"])
@@ -112,8 +111,6 @@ def run(flags: SimulateFlags) -> None:
         recording = stack.enter_context(recorded_run(jobs, flags.trace_target, summary_only=bool(flags.summary_only)))
         decisions = SealedLines(files.decisions.write) if files.decisions else None
         began = monotonic()
-        gc.freeze()  # A run makes hardly any cycles, and looking for them takes up to a tenth of its time.
-        gc.set_threshold(100_000, 50, 1_000)
         with progress_bar(quiet=bool(flags.quiet)) as show:
             results = recording.results = simulate(
                 recording.jobs,
