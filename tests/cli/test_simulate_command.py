@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import pty
@@ -91,6 +92,13 @@ def test_the_table_is_on_stdout_and_nothing_else_is(maitred: Any, samples: Path)
 def test_quiet_is_silent(maitred: Any, samples: Path) -> None:
     result = maitred("simulate", "--trace", samples / "azure_tiny.csv", "--quiet")
     assert (result.code, result.out, result.err) == (0, "", "")
+
+
+def test_garbage_is_collected_afterwards_as_it_was_before(maitred: Any) -> None:
+    thresholds, frozen = gc.get_threshold(), gc.get_freeze_count()
+    assert maitred("simulate", "--trace", "sample:mixed", "--quiet").code == 0
+    assert gc.get_threshold() == thresholds
+    assert gc.get_freeze_count() <= frozen, "what the run has made would never be collected"
 
 
 def test_mooncake_and_the_sample_that_comes_along(maitred: Any, samples: Path) -> None:
