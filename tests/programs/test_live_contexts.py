@@ -123,13 +123,14 @@ def test_idle_contexts_are_bounded_and_never_more_than_what_has_ended(seed):
     for _ in range(300):
         size = rng.choice([100, 500, 3000, 10_000, 90_000]) + rng.randrange(50)
         before = idle.tokens
-        idle.begin_request(size, is_first=rng.random() < 0.5)
+        idle.begin_request(size)
         assert before - idle.tokens <= size * 3
         limit = rng.choice([20_000, 1_000_000])
-        idle.evict(idle.tokens + size - limit)
+        idle.begin_request(0, [size], limit)  # nothing is so small that this continues it, but all must fit
         assert idle.tokens + size <= max(limit, size)
-        idle.end_request(size)
+        idle.end_request(size, (), limit)
+        assert idle.tokens <= max(limit, size)
         ended += size
         assert idle.last == size
-        assert len(idle) <= MAX_PASSED
+        assert len(idle.all) <= MAX_PASSED
         assert idle.tokens <= ended

@@ -88,20 +88,21 @@ class LazyHeap(Generic[E]):
 class IndexedHeap(LazyHeap[tuple[Any, ...]], Generic[H, K, V]):
     """Values by a key, the smallest first, each found again by its handle. Equal keys leave in the order of their pushes."""
 
-    __slots__ = ("_live", "_num_pushes")
+    __slots__ = ("_num_pushes", "live")
 
     def __init__(self) -> None:
         super().__init__()
-        self._live: dict[H, tuple[Any, ...]] = {}
-        """The live entry of each handle: (key, serial number of the push, handle, value)."""
+        self.live: dict[H, tuple[Any, ...]] = {}
+        """The live entry of each handle: (key, serial number of the push, handle, value). Others only read it: whether it is
+        empty, or has a handle, is told without a call in Python."""
         self._num_pushes = 0
 
     def _is_live(self, entry: tuple[Any, ...]) -> bool:
-        live = self._live.get(entry[2])
+        live = self.live.get(entry[2])
         return live is not None and bool(live[1] == entry[1])  # not `is`: in compiled code a tuple has no identity
 
     def _rebuild(self) -> None:
-        self._heap[:] = self._live.values()
+        self._heap[:] = self.live.values()
         heapify(self._heap)
         self._num_stale = 0
 
@@ -109,15 +110,15 @@ class IndexedHeap(LazyHeap[tuple[Any, ...]], Generic[H, K, V]):
         """Add `value`, or give the value of this handle another key."""
         self._num_pushes += 1
         entry = (key, self._num_pushes, handle, value)
-        num_live = len(self._live)
-        self._live[handle] = entry
+        num_live = len(self.live)
+        self.live[handle] = entry
         heappush(self._heap, entry)
-        if len(self._live) == num_live:  # the handle had another entry, which has just become stale
+        if len(self.live) == num_live:  # the handle had another entry, which has just become stale
             self.mark_stale()
 
     def remove(self, handle: H) -> V | None:
         """Remove and return the value of this handle, or return None if there is none."""
-        entry = self._live.pop(handle, None)
+        entry = self.live.pop(handle, None)
         if entry is None:
             return None
         self.mark_stale()
@@ -146,16 +147,16 @@ class IndexedHeap(LazyHeap[tuple[Any, ...]], Generic[H, K, V]):
             raise IndexError("pop from an empty heap")
         # The entry leaves the heap and the index together, so nothing becomes stale.
         entry = heappop(self._heap)
-        del self._live[entry[2]]
+        del self.live[entry[2]]
         value: V = entry[3]
         return value
 
     def __iter__(self) -> Iterator[tuple[K, V]]:
         """Return an iterator of the keys with their values, in no particular order."""
-        return ((entry[0], entry[3]) for entry in self._live.values())
+        return ((entry[0], entry[3]) for entry in self.live.values())
 
     def __contains__(self, handle: object) -> bool:
-        return handle in self._live
+        return handle in self.live
 
     def __len__(self) -> int:
-        return len(self._live)
+        return len(self.live)

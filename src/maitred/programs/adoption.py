@@ -98,8 +98,7 @@ def _place(program: Program, record: ProgramRecord, places: ProgramPlaces, now: 
         places.decide(now, program, ProgramAction.RESUME, ProgramReason.ADOPTED)
         return
     program.origin = None if backend is None else backend.index
-    pool.paused.add(program)
-    places.update(program)
+    places.add_paused(program)
     places.decide(now, program, ProgramAction.PAUSE, ProgramReason.ADOPTED)
 
 

@@ -15,10 +15,10 @@ with a minimum stay that is not over; reasoning ones among those that can be mar
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Collection
 from math import inf
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from maitred.core.errors import InvariantError
 from maitred.core.lazy_heap import IndexedHeap
@@ -32,20 +32,21 @@ PauseOrder: TypeAlias = tuple[int, int, int, int]
 _Heap: TypeAlias = IndexedHeap[int, PauseOrder, Program]
 _IDLE_SHARE = 1 / 32
 """Of its tokens, from which an acting program has most likely ended without saying so."""
+_UP: Final = BackendStatus.UP  # a look-up in the class takes as long as a call
 
 
 class BackendMemory:
     """The memory with this `index`, as a driver numbers them."""
 
-    def __init__(self, index: int, estimator: ActingEstimator, buffer_tokens: int, held: dict[str, float]) -> None:
-        """`held`: the charged tokens of each tenant that has some, at all backends together, which this one keeps up."""
+    def __init__(self, index: int, estimator: ActingEstimator, buffer_tokens: int) -> None:
         self.index = index
-        self._held = held
         self.status = BackendStatus.UP
         self.models: frozenset[str] = frozenset()
         """The models that it serves."""
         self.capacity: int | None = None
         """Tokens of KV, or None if unknown."""
+        self.largest_program: float = inf
+        """Tokens of the largest program that fits; infinite if the capacity is not known."""
         self.reasoning_tokens = 0
         self.acting_charge = 0.0
         self.marked: IndexedHeap[int, int, Program] = IndexedHeap()
@@ -105,20 +106,20 @@ class BackendMemory:
         return inf if self.capacity is None else self.capacity - self.used
 
     @property
-    def largest_program(self) -> float:
-        """Tokens of the largest program that fits; infinite if the capacity is not known."""
-        return inf if self.capacity is None else self.capacity - self._buffer
-
-    @property
     def is_open(self) -> bool:
         """Whether programs may be placed here."""
-        return self.status is BackendStatus.UP
+        return self.status is _UP
 
     def reason_to_leave(self, program: Program) -> ProgramReason | None:
         """Return why a program must leave when no request of it is under way here any more, or None if it need not."""
-        if self.status is BackendStatus.DOWN:
-            return ProgramReason.BACKEND_DOWN
-        return None if self.is_open and program.key.model in self.models else ProgramReason.DRAINED
+        if self.status is _UP and program.key.model in self.models:
+            return None
+        return ProgramReason.BACKEND_DOWN if self.status is BackendStatus.DOWN else ProgramReason.DRAINED
+
+    def set_capacity(self, capacity: int | None) -> None:
+        """Take over another capacity."""
+        self.capacity = capacity
+        self.largest_program = inf if capacity is None else capacity - self._buffer
 
     def report_shared(self, tokens: int) -> None:
         """Take over how many tokens are shared now: not more than the programs have."""
@@ -133,16 +134,14 @@ class BackendMemory:
             if self._settling:  # a shorter minimum stay, newly configured, keeps the order
                 program.settles_at = max(program.settles_at, self._settling[-1][0])
             self._settling.append((program.settles_at, program))
-        program.tokens = program.needed_tokens
-        if not program.is_busy:
+        program.tokens = program.needed_tokens()
+        if not (program.contexts or program.waiting):
             self.estimate(program, now)
         self._count(program)
-        self._note_held(program.key.tenant, program.charge)
 
     def remove(self, program: Program) -> None:
         """Take a program out."""
         self._discount(program).remove(program.serial)
-        self._note_held(program.key.tenant, -program.charge)
         del self._programs[program.serial]
         program.backend, program.is_marked = None, False
 
@@ -153,23 +152,22 @@ class BackendMemory:
 
     def update(self, program: Program) -> None:
         """Count a program anew, by what it is now, and find its place in the order of pauses."""
-        charge, heap = program.charge, self._discount(program)
+        heap = self._discount(program)
         self._count(program)
         if program.pause_heap is not heap:
             heap.remove(program.serial)
-        if program.charge != charge:
-            self._note_held(program.key.tenant, program.charge - charge)
 
     def _count(self, program: Program) -> None:
         heap: IndexedHeap[int, Any, Program]
         tokens = program.tokens if program.parent is None else program.unshared_tokens
+        charge = float(tokens)
         if not (program.contexts or program.waiting):
-            program.charge = _charge_of(program.acting_share, tokens)
-            self.acting_charge += program.charge
+            if program.acting_share != 1:
+                charge = _charge_of(program.acting_share, tokens)
+            self.acting_charge += charge
             heap = self._settled if program.settles_at <= self._settled_until else self._unsettled
             heap.push(program.serial, pause_order(program), program)
         else:
-            program.charge = float(tokens)
             self.reasoning_tokens += tokens
             if program.is_marked:
                 self.marked_tokens += tokens + self._buffer
@@ -179,32 +177,27 @@ class BackendMemory:
                 heap = self._reasoning
                 heap.push(program.serial, pause_order(program), program)
         program.pause_heap = heap
+        program.charge = charge
+        program.of_tenant.held_tokens += charge
 
     def _discount(self, program: Program) -> IndexedHeap[int, Any, Program]:
         """Take out of the sums what was counted of a program, and return the heap that has it. Its fields may have changed
         since, so the heap tells what it was counted as."""
-        heap = program.pause_heap
+        heap, charge = program.pause_heap, program.charge
         assert heap is not None, "a program with a place has been counted"
         if heap is self._reasoning or heap is self.marked:
-            self.reasoning_tokens -= int(program.charge)
+            self.reasoning_tokens -= int(charge)
             if heap is self.marked:
-                self.marked_tokens -= int(program.charge) + self._buffer
+                self.marked_tokens -= int(charge) + self._buffer
         else:
-            self.acting_charge -= program.charge
+            self.acting_charge -= charge
+        program.of_tenant.held_tokens -= charge
         return heap
-
-    def _note_held(self, tenant: str, change: float) -> None:
-        """Note that a tenant holds `change` tokens more."""
-        tokens = self._held.get(tenant, 0.0) + change
-        if tokens:
-            self._held[tenant] = tokens
-        else:
-            self._held.pop(tenant, None)
 
     def settle(self, now: Micros) -> None:
         """Note that minimum stays that end by `now` have ended."""
         self._settled_until = now
-        if self._settling and self._settling[-1][0] <= now and not len(self._settled):
+        if self._settling and self._settling[-1][0] <= now and not self._settled.live:
             self._settled, self._unsettled = self._unsettled, self._settled  # all have: one step instead of one for each
             self._settling.clear()
         while self._settling and self._settling[0][0] <= now:
@@ -219,20 +212,19 @@ class BackendMemory:
         if not self._estimator.changes_with_time:
             return
         # Only sums change and no order: pauses go by tokens, and not by what a program counts.
-        total = 0.0
-        changes: dict[str, float] = defaultdict(float)
-        share = self._estimator.share
-        for heap in (self._settled, self._unsettled):
-            for _, program in heap:
-                program.acting_share = share(now - program.acting_since, program.tools)
-                charge = _charge_of(program.acting_share, program.unshared_tokens)
-                if charge != program.charge:
-                    changes[program.key.tenant] += charge - program.charge
-                    program.charge = charge
-                total += charge
-        for tenant, change in changes.items():
-            self._note_held(tenant, change)
+        total, share = 0.0, self._estimator.share
+        for program in self._acting():
+            program.acting_share = share(now - program.acting_since, program.tools)
+            charge = _charge_of(program.acting_share, program.tokens if program.parent is None else program.unshared_tokens)
+            if charge != program.charge:
+                program.of_tenant.held_tokens += charge - program.charge
+                program.charge = charge
+            total += charge
         self.acting_charge = total
+
+    def _acting(self) -> list[Program]:
+        """Return the acting programs in no particular order."""
+        return [entry[3] for heap in (self._settled, self._unsettled) for entry in heap.live.values()]
 
     def freed_by(self, program: Program) -> float:
         """Return the tokens that pausing a program frees, its buffer included."""
@@ -261,12 +253,12 @@ class BackendMemory:
     def idle_programs(self, up_to: PriorityClass) -> list[Program]:
         """Return the acting programs of the class `up_to` or lower that hardly count any more, in the order of pauses. Their
         buffers count all the same."""
-        acting = (p for p in self.programs if not p.is_busy and p.acting_share <= _IDLE_SHARE)
-        return sorted((p for p in acting if p.root.priority_class <= up_to), key=pause_order)
+        idle = (program for program in self._acting() if program.acting_share <= _IDLE_SHARE)
+        return sorted((program for program in idle if program.root.priority_class <= up_to), key=pause_order)
 
     def acting_programs(self) -> list[Program]:
         """Return the acting programs in the order of pauses."""
-        return sorted((p for p in self.programs if not p.is_busy), key=pause_order)
+        return sorted(self._acting(), key=pause_order)
 
     def put_back(self, program: Program) -> None:
         """Put a program back that `take_acting` took."""

@@ -58,9 +58,10 @@ class Programs(ProgramsViews):
         self._recorder = self._own_recorder
         self._last_tick = now
         self._has_ticks, self._interval = config.mode == "tr", config.interval
+        self._acts_at_events = config.acts_at_events
         self._tokens = TokenEstimator(is_limited=config.rules.limits_reports)
         self._table = ProgramTable(has_one_context=config.rules.knows_one_context)
-        self._agenda = Agenda(acts_at_events=config.acts_at_events)
+        self._agenda = Agenda(acts_at_events=self._acts_at_events)
         self._places = ProgramPlaces(config, self._table)
         self._backends = self._places.backends
         self._departures = Departures(config, self._places, self._table, self._agenda)
@@ -136,7 +137,7 @@ class Programs(ProgramsViews):
                 self._tokens.learn(characters, usage.prompt_tokens, program.key.model, program.key.tenant)
             program.last_active = now
             if request_id in program.waiting:
-                self._departures.leave_queue(program, [request_id], now)
+                self._departures.leave_queue(program, request_id, now)
             else:
                 self._end_under_way(program, request_id, usage, now)
         return self._settle(now)
@@ -205,7 +206,8 @@ class Programs(ProgramsViews):
             return self.apply(inputs.SetBackend(now, index, list(models), status, capacity, shared_tokens))
         self._run_due(now)
         backend = self._backends.find_or_add(index)
-        is_other_capacity, backend.capacity = capacity != backend.capacity, capacity
+        is_other_capacity = capacity != backend.capacity
+        backend.set_capacity(capacity)
         backend.report_shared(shared_tokens)
         if self._backends.set_models(backend, models) | (status is not backend.status):
             self._backends.set_status(backend, status)
@@ -223,7 +225,8 @@ class Programs(ProgramsViews):
         self._run_due(now)
         wait_change = from_seconds(config.max_wait_secs) - from_seconds(self.config.max_wait_secs)
         shift_deadlines(self._places.waits, wait_change, now)
-        self._table.shift_expiries(from_seconds(config.program_ttl_secs) - from_seconds(self.config.program_ttl_secs), now)
+        ttl_change = from_seconds(config.program_ttl_secs) - from_seconds(self.config.program_ttl_secs)
+        shift_deadlines(self._table.by_expiry, ttl_change, now)
         self.config = config
         self._interval = config.interval
         self._places.set_config(config)
@@ -239,9 +242,11 @@ class Programs(ProgramsViews):
 
     def next_deadline(self) -> Micros | None:
         """Return the first instant at which time alone changes something, or None if it never does."""
-        due = self._last_tick + self._interval if self._has_ticks and len(self._table) else None
-        for other in (self._table.next_expiry(), self._places.waits.peek_key()):
-            if other is not None and (due is None or other < due):
+        if not self._table.by_serial:
+            return None
+        due = self._last_tick + self._interval if self._has_ticks else None
+        for deadlines in (self._table.by_expiry, self._places.waits):
+            if deadlines.live and ((other := deadlines.peek_key()) is not None and (due is None or other < due)):
                 due = other
         return due
 
@@ -254,7 +259,7 @@ class Programs(ProgramsViews):
         if self._table.num_of_tenant(key.tenant) >= self.config.max_programs_per_tenant:
             idlest = self._table.idlest_of(key.tenant)
         elif len(self._table) >= self.config.max_programs:
-            idlest = self._table.next_expiring()
+            idlest = self._table.by_expiry.peek()
         else:
             return self._table.create(key, request.parent, now)
         if idlest is None:
@@ -264,7 +269,8 @@ class Programs(ProgramsViews):
 
     def _note_request(self, program: Program, request: ProgramRequest, now: Micros) -> None:
         """Count a request that has come, and learn how long the tool before it took."""
-        if not program.is_busy:
+        self._table.by_request[request.id] = program
+        if not (program.contexts or program.waiting):
             self._table.note_busy(program)
             if program.num_requests:
                 program.tools.add(now - program.last_active)
@@ -312,7 +318,7 @@ class Programs(ProgramsViews):
         if self.config.mode == "default":
             return pool.fewest_programs(but=left) or pool.fewest_programs() or next(iter(pool.backends), None)
         # Where others are paused, this one takes its turn among them. (One that is paused itself is one of them.)
-        return None if len(pool.paused) else pool.place_new(program, needed)
+        return None if pool.paused.serials else pool.place_new(program, needed)
 
     def _end_under_way(self, program: Program, request_id: RequestId, usage: Usage | None, now: Micros) -> None:
         assert program.backend is not None, "a request is under way at a backend"
@@ -322,7 +328,7 @@ class Programs(ProgramsViews):
         if usage is not None and reported is not None:
             program.note_inherited(usage.cached_tokens, total)
         program.end_context(request_id, total, backend.largest_program, now)
-        if program.is_busy:
+        if program.contexts or program.waiting:
             self._places.update(program)
             reason = backend.reason_to_leave(program)
             if reason is not None and not program.contexts:
@@ -344,8 +350,11 @@ class Programs(ProgramsViews):
             self._places.lose_place(program, reason, now)
         elif was_marked and self.config.rules.pauses_marked_at_once:  # else it is paused below, if the pressure lasts
             self._places.pause(program, ProgramReason.OVERFLOW, now)
-        elif self.config.acts_at_events and any(p.gives_way(program, backend, now) for p in self._backends.pools_of(backend)):
-            self._places.pause(program, ProgramReason.MADE_ROOM, now)
+        elif self._acts_at_events:
+            for pool in self._backends.pools_of(backend):
+                if pool.gives_way(program, backend, now):
+                    self._places.pause(program, ProgramReason.MADE_ROOM, now)
+                    return
 
     def _settle(self, now: Micros, changed: Iterable[int] = ()) -> Sequence[ProgramDecision]:
         """Settle what an input has noted, and that it has `changed` these backends; return what was decided."""
@@ -362,12 +371,12 @@ class Programs(ProgramsViews):
         """Do everything that fell due by `now`, each thing at its own instant."""
         while (due := self.next_deadline()) is not None and due <= now:
             self._run_due_at(due)
-        if not len(self._table):  # nothing to look at: the next tick is one interval after the next program comes
+        if not self._table.by_serial:  # nothing to look at: the next tick is one interval after the next program comes
             self._last_tick = now
 
     def _run_due_at(self, due: Micros) -> None:
-        program = self._table.next_expiring()
-        if program is not None and self._table.next_expiry() == due:
+        program = self._table.by_expiry.peek()
+        if program is not None and self._table.by_expiry.peek_key() == due:
             self._departures.expire(program, due)
         elif self._places.waits.peek_key() == due:
             self._departures.end_wait(self._places.waits.pop(), due)

@@ -11,7 +11,7 @@ request 1 ends, the program is paused, and resumed with request 2 at another bac
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from maitred.core.request import RequestId
 from maitred.core.units import Micros, from_seconds
@@ -46,8 +46,7 @@ class Departures:
             reason = backend.reason_to_leave(program)
             if reason is None:
                 if program.waiting:
-                    waiting = self._places.stop_waiting(program, tuple(program.waiting))
-                    self._places.start(program, backend, waiting, now)
+                    self._places.start(program, backend, self._places.stop_waiting(program), now)
             elif not program.contexts:
                 self._places.lose_place(program, reason, now)
 
@@ -64,9 +63,9 @@ class Departures:
         else:
             self._agenda.note_wanting(pool, pool.backends)
 
-    def leave_queue(self, program: Program, request_ids: Collection[RequestId], now: Micros) -> None:
-        """Waiting requests have been left by their clients: their places in the queue are free at once."""
-        self._places.stop_waiting(program, request_ids)
+    def leave_queue(self, program: Program, request_id: RequestId, now: Micros) -> None:
+        """A waiting request has been left by its client: its place in the queue is free at once."""
+        self._places.stop_waiting(program, request_id)
         self._go_on_without(program, now)
 
     def refuse_waiting(self, program: Program, reason: ProgramReason, now: Micros) -> None:
@@ -95,7 +94,7 @@ class Departures:
     def settle_idle(self, program: Program, now: Micros) -> None:
         """Start the time after which an idle program is forgotten. One without an id is at once, and one that never had a
         place."""
-        if program.is_busy:
+        if program.contexts or program.waiting:
             return
         if program.is_anonymous or program.resumed_at is None:
             self._places.forget(program, ProgramReason.ENDED, now)
@@ -109,7 +108,7 @@ class Departures:
         active_at = now if any(p.is_busy for p in family) else max((p.last_active for p in family), default=program.last_active)
         expires_at = active_at + self._ttl
         if expires_at > now:
-            self._table.postpone_expiry(program, expires_at)
+            self._table.by_expiry.push(program.serial, expires_at, program)
             return
         self.forget(program, ProgramReason.EXPIRED, now)
 

@@ -20,6 +20,8 @@ ThunderAgent knows one context: what the last request has ended with, until the 
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from math import inf
 from typing import Final, NamedTuple
 
 MAX_PASSED: Final = 8
@@ -40,86 +42,85 @@ class IdleContext(NamedTuple):
 class IdleContexts:
     """The idle contexts of one program."""
 
-    __slots__ = ("_contexts", "_is_one", "_num_ended", "tokens")
+    __slots__ = ("_is_one", "_num_ended", "all", "tokens")
 
     def __init__(self, *, is_one: bool) -> None:
         """`is_one` says whether only the last context is known, and until the next request only."""
         self._is_one = is_one
         self._num_ended = 0
-        self._contexts: list[IdleContext] = []  # the one that ended first is first
+        self.all: list[IdleContext] = []
+        """All of them; the one that ended first is first."""
         self.tokens = 0
-        """Tokens of all of them. Read several times for each change."""
+        """Tokens of all of them."""
 
     @property
     def last(self) -> int:
         """Tokens of the one that ended last, or 0."""
-        return self._contexts[-1].tokens if self._contexts else 0
+        return self.all[-1].tokens if self.all else 0
 
     def beside(self, under_way: int) -> int:
         """Return the tokens that the program needs with `under_way` tokens of requests."""
         return max(self.tokens, under_way) if self._is_one else self.tokens + under_way
 
-    def begin_request(self, tokens: int, *, is_first: bool) -> None:
-        """A request of `tokens` begins: the context that it continues is idle no more. `is_first` says whether no other request
-        is under way."""
-        if self._is_one:
-            if is_first:
-                self.clear()
-            return
-        continued = self._context_of(tokens) if self._contexts else None
-        if continued is not None:
-            self._contexts.remove(continued)
-            self.tokens -= continued.tokens
+    def begin_request(self, tokens: int, others: Collection[int] = (), limit: float = inf) -> None:
+        """A request of `tokens` begins beside `others` that are under way: the context that it continues is idle no more.
+        `limit`: the tokens of the largest program that fits into the memory."""
+        if not self._is_one:
+            continued = self._context_of(tokens)
+            if continued is not None:
+                self.all.remove(continued)
+                self.tokens -= continued.tokens
+            self._evict(self.tokens + sum(others) + tokens - limit)
+        elif not others:
+            self.clear()
 
     def _context_of(self, tokens: int) -> IdleContext | None:
         """Return the context that a request of `tokens` continues, or None; of equal ones the one that ended first."""
-        # A context grows from request to request. It may seem a little larger than the request, whose tokens may be an
-        # estimate.
-        largest = max((c for c in self._contexts if 8 * c.tokens <= 9 * tokens), key=_tokens_of, default=None)
-        if largest is not None:
-            return largest
-        # Agents drop old parts of a context that is full. What is smaller than a third of all is that of a small sub-agent, or
-        # comes after a compaction. XXX: a guess; a wrong one counts a dead context, or one too few, for the next requests.
-        # To be measured: by how much recorded agents compact.
-        return min((c for c in self._contexts if c.tokens <= _MOST_TRIMMED * tokens), key=_tokens_of, default=None)
+        largest = smallest = None
+        for context in self.all:
+            # A context grows from request to request. It may seem a little larger than the request, whose tokens may be an
+            # estimate.
+            if 8 * context.tokens <= 9 * tokens:
+                if largest is None or context.tokens > largest.tokens:
+                    largest = context
+            # Agents drop old parts of a context that is full. What is smaller than a third of all is that of a small sub-agent,
+            # or comes after a compaction. XXX: a guess; a wrong one counts a dead context, or one too few, for the next
+            # requests. To be measured: by how much recorded agents compact.
+            elif context.tokens <= _MOST_TRIMMED * tokens and (smallest is None or context.tokens < smallest.tokens):
+                smallest = context
+        return largest or smallest
 
-    def end_request(self, tokens: int) -> None:
-        """A request has ended with a context of `tokens`."""
+    def end_request(self, tokens: int, others: Collection[int] = (), limit: float = inf) -> None:
+        """A request has ended with a context of `tokens`; `others` and `limit` as in `begin_request`."""
         self._num_ended += 1
-        # A context that `MAX_PASSED` ends have passed over is dead, as after a compaction, though nothing says so.
-        oldest = self._num_ended - (1 if self._is_one else MAX_PASSED)
-        self._contexts = [context for context in self._contexts if context.number > oldest]
-        self._contexts.append(IdleContext(self._num_ended, tokens))
-        self._add_up()
+        if self.all:
+            if self._is_one:
+                self.clear()
+            else:
+                self._evict(self.tokens + sum(others) + tokens - limit)
+            # A context that `MAX_PASSED` ends have passed over is dead, as after a compaction, though nothing says so.
+            if self.all and self.all[0].number <= self._num_ended - MAX_PASSED:
+                self.tokens -= self.all.pop(0).tokens
+        self.all.append(IdleContext(self._num_ended, tokens))
+        self.tokens += tokens
 
-    def evict(self, excess: float) -> None:
-        """Count at least `excess` tokens less, if there are as many: those that ended first."""
-        if self._is_one or excess <= 0:
-            return
-        while excess > 0 and self._contexts:  # engines evict what was used longest ago
-            number, tokens = self._contexts.pop(0)
-            if tokens > excess:
-                self._contexts.insert(0, IdleContext(number, tokens - int(excess)))
-            excess -= tokens
-        self._add_up()
+    def _evict(self, excess: float) -> None:
+        """Count `excess` tokens less, if there are as many: those that ended first."""
+        while excess > 0 and self.all:  # engines evict what was used longest ago
+            number, tokens = self.all.pop(0)
+            evicted = min(tokens, int(excess))
+            if tokens > evicted:
+                self.all.insert(0, IdleContext(number, tokens - evicted))
+            self.tokens -= evicted
+            excess -= evicted
 
     def keep_last(self) -> None:
         """Forget all but the one that ended last: what is in memory is lost, and that one is expected to come back."""
-        if len(self._contexts) > 1:
-            del self._contexts[:-1]
-            self._add_up()
+        if len(self.all) > 1:
+            del self.all[:-1]
+            self.tokens = self.last
 
     def clear(self) -> None:
         """Forget all of them."""
-        self._contexts.clear()
+        self.all.clear()
         self.tokens = 0
-
-    def _add_up(self) -> None:
-        self.tokens = sum([context.tokens for context in self._contexts])
-
-    def __len__(self) -> int:
-        return len(self._contexts)
-
-
-def _tokens_of(context: IdleContext) -> int:
-    return context.tokens

@@ -15,7 +15,7 @@ def check_programs(places: ProgramPlaces, table: ProgramTable) -> None:
         backend.check()
     for pool in places.backends.pools:
         pool.paused.check()
-    _check_held(places)
+    _check_tenants(table)
     placed = {p.serial for backend in places.backends.all for p in backend.programs}
     paused = {p.serial for pool in places.backends.pools for p in pool.paused}
     known = {p.serial for p in table.all}
@@ -28,13 +28,14 @@ def check_programs(places: ProgramPlaces, table: ProgramTable) -> None:
     _check_requests(places, table)
 
 
-def _check_held(places: ProgramPlaces) -> None:
-    held: dict[str, float] = {}
-    for backend in places.backends.all:
-        for program in backend.programs:
-            held[program.key.tenant] = held.get(program.key.tenant, 0.0) + program.charge
-    if places.backends.held != {tenant: tokens for tenant, tokens in held.items() if tokens}:
-        raise InvariantError(f"tenants hold {held}, and {places.backends.held} is noted")
+def _check_tenants(table: ProgramTable) -> None:
+    if set(table.tenants) != {program.key.tenant for program in table.all}:
+        raise InvariantError(f"not all of the tenants {list(table.tenants)} have programs, or others have")
+    for name, tenant in table.tenants.items():
+        programs = [program for program in table.all if program.of_tenant is tenant]
+        held = sum(program.charge for program in programs if program.backend is not None)
+        if (tenant.num_programs, tenant.held_tokens) != (len(programs), held):
+            raise InvariantError(f"{name} has {len(programs)} programs, which hold {held}; {tenant.held_tokens} is noted")
 
 
 def _check_requests(places: ProgramPlaces, table: ProgramTable) -> None:
@@ -59,10 +60,10 @@ def _check_waiting(program: Program, places: ProgramPlaces) -> None:
 
 
 def _check_tokens(program: Program) -> None:
-    if program.tokens != program.needed_tokens:
-        raise InvariantError(f"{program.key} counts {program.tokens} tokens, and needs {program.needed_tokens}")
-    if len(program.idle_contexts) > (1 if program.backend is None else MAX_PASSED):
-        raise InvariantError(f"{program.key} keeps {len(program.idle_contexts)} idle contexts")
+    if program.tokens != program.needed_tokens():
+        raise InvariantError(f"{program.key} counts {program.tokens} tokens, and needs {program.needed_tokens()}")
+    if len(program.idle_contexts.all) > (1 if program.backend is None else MAX_PASSED):
+        raise InvariantError(f"{program.key} keeps {len(program.idle_contexts.all)} idle contexts")
 
 
 def _check_program(program: Program, places: ProgramPlaces, *, is_placed: bool) -> None:

@@ -29,7 +29,7 @@ from maitred.programs.backend_memory import BackendMemory
 from maitred.programs.config import ProgramsConfig
 from maitred.programs.paused_programs import PausedPrograms
 from maitred.programs.placement import PlannedResume, ResumeCandidate, Room, plan_resumes
-from maitred.programs.program import Program
+from maitred.programs.program import Program, TenantPrograms
 from maitred.programs.token_estimator import FIRST_RATIO
 from maitred.programs.victims import spare
 
@@ -52,9 +52,9 @@ class TenantClaim(NamedTuple):
 class ModelPool:
     """The backends and the paused programs of one model. It plans; `Passes` carries out."""
 
-    def __init__(self, config: ProgramsConfig, estimator: ActingEstimator, held: Mapping[str, float]) -> None:
-        """`held`: the charged tokens of each tenant that has some."""
-        self._held = held
+    def __init__(self, config: ProgramsConfig, estimator: ActingEstimator, tenants: Mapping[str, TenantPrograms]) -> None:
+        """`tenants`: those that have programs, of whichever model."""
+        self._tenants = tenants
         self.backends: list[BackendMemory] = []
         self.open_backends: list[BackendMemory] = []
         """The backends where programs may be placed."""
@@ -157,12 +157,15 @@ class ModelPool:
             if candidates is None:
                 candidates = [ResumeCandidate(program, self.need(program, now)) for program in self.paused]
             else:
-                candidates = [candidate for candidate in candidates if candidate.program in self.paused]
+                candidates = [candidate for candidate in candidates if candidate.program.backend is None]
             placements = plan_resumes(candidates, rooms, by_class=self._rules.places_by_class)
+            oldest = self.paused.oldest()
             for placement in placements:
                 # Behind those of a higher class it may be the turn of one that has waited for long.
-                if held is None and self._waits_too_long(self._patience, now) is not None:
-                    break
+                if held is None and oldest is not None and oldest.backend is not None:
+                    if self._waits_too_long(self._patience, now) is not None:
+                        break
+                    oldest = self.paused.oldest()
                 yield placement
             if not placements:
                 return
@@ -182,11 +185,13 @@ class ModelPool:
             # Most events leave no room at all: then one comparison is all they cost.
             if best is None or not self._has_room_for_smallest(best):
                 return
-            room = self.room(best)
-            program = next((p for p in self.paused.first(LOOKAHEAD) if self.need(p, now) <= room), None)
+            program = self._first_fitting(self.room(best), now)
             if program is None:
                 return
             yield PlannedResume(program, best.index)
+
+    def _first_fitting(self, room: float, now: Micros) -> Program | None:
+        return self.paused.first(LOOKAHEAD, lambda program: self.need(program, now) <= room)
 
     def _has_room_for_smallest(self, backend: BackendMemory) -> bool:
         smallest = self.paused.smallest()
@@ -206,7 +211,7 @@ class ModelPool:
 
     def _waits_too_long(self, limit: Micros | None, now: Micros) -> Program | None:
         """Return the program whose turn it is of those that have waited for `limit` or more, or None."""
-        return None if limit is None else self.paused.overdue(now - limit, self._held)
+        return None if limit is None else self.paused.overdue(now - limit)
 
     def plan_room_for_oldest(self, now: Micros) -> Sequence[Program]:
         """Return the acting programs to be paused so that the program that has waited longest fits, if it has waited for
@@ -255,7 +260,7 @@ class ModelPool:
         hold what it lacks."""
         # A hold keeps what becomes free, and a tenant whose programs ask again at once lets nothing become free. A fixed share
         # for each tenant would lie idle while the tenant does.
-        claimant = self._waits_too_long(self._patience, now)
+        claimant = self._waits_too_long(self._patience, now) if len(self._tenants) > 1 else None
         best = None if claimant is None else self._with_most_room(self.open_backends)
         if claimant is None or best is None:
             return None
@@ -263,27 +268,26 @@ class ModelPool:
         missing = need - self.room(best)
         if missing <= 0 or (best.capacity is not None and need > best.capacity):
             return None
-        tenant = claimant.key.tenant
-        own = self._held.get(tenant, 0.0)
+        own = claimant.of_tenant.held_tokens
         spared = own + need if own else 0.0
         # A tenant that holds nothing gets all that it needs. Another one gets what others have more than it would have.
-        others = sum(max(0.0, tokens - spared) for name, tokens in self._held.items() if name != tenant)
+        tenants = (tenant for tenant in self._tenants.values() if tenant is not claimant.of_tenant)
+        others = sum(max(0.0, tenant.held_tokens - spared) for tenant in tenants)
         return TenantClaim(claimant, best, missing, spared) if not own or others >= missing else None
 
     def _gives_way(self, program: Program, claim: TenantClaim, given: float, now: Micros) -> bool:
         """Return whether an acting program at the backend of a claim is to be paused for it, when its tenant has `given` tokens
         already."""
-        tenant = program.key.tenant
         return (
-            tenant != claim.program.key.tenant
+            program.of_tenant is not claim.program.of_tenant
             and program.settles_at <= now
             and program.root.priority_class <= claim.program.root.priority_class
-            and self._held.get(tenant, 0.0) - given - program.charge >= claim.spared
+            and program.of_tenant.held_tokens - given - program.charge >= claim.spared
         )
 
     def gives_way(self, program: Program, backend: BackendMemory, now: Micros) -> bool:
         """Return whether a program that has just begun to act at `backend` is to be paused for another tenant."""
-        claim = self._claim(now) if len(self.paused) else None
+        claim = self._claim(now) if self.paused.serials else None
         return claim is not None and claim.backend is backend and self._gives_way(program, claim, 0.0, now)
 
     def plan_giving_way(self, now: Micros) -> Sequence[Program]:

@@ -31,25 +31,23 @@ class Passes:
     def settle(self, now: Micros) -> None:
         """Work off what is noted, until nothing is."""
         agenda = self._agenda
-        while True:
+        while agenda.wanting or agenda.outgrown:
             if agenda.wanting:
                 want = agenda.wanting.pop(0)
                 self._let_in(want.pool, want.backends, now)
-            elif agenda.outgrown:
-                self._departures.refuse_waiting(agenda.outgrown.pop(0), ProgramReason.OVERSIZED, now)
-            elif agenda.grown:
-                self._relieve(agenda.grown.pop(0), now)
-            elif not agenda.changed:
-                return
             else:
-                backend = agenda.changed.pop(0)
-                self._relieve(backend, now)
-                for pool in self._places.backends.pools_of(backend):
-                    self._let_in(pool, [backend], now)
+                self._departures.refuse_waiting(agenda.outgrown.pop(0), ProgramReason.OVERSIZED, now)
+        while agenda.grown:
+            self._relieve(agenda.grown.pop(0), now)
+        while agenda.changed:
+            backend = agenda.changed.pop(0)
+            self._relieve(backend, now)
+            for pool in self._places.backends.pools_of(backend):
+                self._let_in(pool, [backend], now)
 
     def _let_in(self, pool: ModelPool, backends: Sequence[BackendMemory], now: Micros) -> None:
         """Resume the first paused programs that fit at one of `backends`."""
-        if len(pool.paused):
+        if pool.paused.serials:
             self._carry_out(pool.plan_first(backends, now), now)
 
     def _carry_out(self, placements: Iterator[PlannedResume], now: Micros) -> None:
@@ -58,7 +56,7 @@ class Passes:
 
     def _relieve(self, backend: BackendMemory, now: Micros) -> None:
         """Pause and mark programs of a backend that needs more than it has, and withdraw marks that are not needed."""
-        if backend.remaining >= 0 and not backend.marked:
+        if not backend.marked.live and backend.remaining >= 0:
             return
         if not self._places.backends.pools_of(backend):  # It serves no model any more: its programs leave by themselves.
             return
@@ -79,7 +77,7 @@ class Passes:
             backend.settle(now)
             backend.reestimate(now)
         for pool in backends.pools:
-            if len(pool.paused):
+            if pool.paused.serials:
                 self._resume_paused(pool, now)
         for backend in backends.all:
             self._relieve(backend, now)

@@ -13,7 +13,8 @@ ends and leaves room for them, `resume` writes three decisions: RESUME of the pr
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from maitred.core.lazy_heap import IndexedHeap
 from maitred.core.request import RequestId
@@ -26,13 +27,19 @@ from maitred.programs.enums import ProgramAction, ProgramDecision, ProgramReason
 from maitred.programs.program import Program
 from maitred.programs.program_table import ProgramTable
 
+_GRANT: Final = ProgramAction.GRANT  # each look-up of a member in its class takes as long as a call
+_PAUSE: Final = ProgramAction.PAUSE
+_RESUME: Final = ProgramAction.RESUME
+_RESUMED: Final = ProgramReason.RESUMED
+_STICKY: Final = ProgramReason.STICKY
+
 
 class ProgramPlaces:
     """The places of all programs of one core."""
 
     def __init__(self, config: ProgramsConfig, table: ProgramTable) -> None:
         self._table = table
-        self.backends = BackendTable(config, ACTING_ESTIMATORS.create(config.estimator))
+        self.backends = BackendTable(config, ACTING_ESTIMATORS.create(config.estimator), table.tenants)
         self._by_index = self.backends.by_index
         self.num_waiting = 0
         """Requests that wait."""
@@ -52,14 +59,14 @@ class ProgramPlaces:
 
     def update(self, program: Program) -> None:
         """Find anew what a program and its family count and where they stand, after the program has changed."""
-        program.tokens = program.needed_tokens
+        program.tokens = program.needed_tokens()
         self._update_one(program)
-        self._update_family(program)
+        if program.children:
+            self._update_family(program)
 
     def _update_family(self, program: Program) -> None:
-        if program.children:
-            for member in program.descendants():
-                self._update_one(member)
+        for member in program.descendants():
+            self._update_one(member)
 
     def _update_one(self, program: Program) -> None:
         if program.backend is not None:
@@ -72,11 +79,10 @@ class ProgramPlaces:
         self._begin(program, backend, requests)
         self.update(program)
         for request_id in requests:
-            self.decide(now, program, ProgramAction.GRANT, ProgramReason.STICKY, request_id)
+            self.decide(now, program, _GRANT, _STICKY, request_id)
 
     def _begin(self, program: Program, backend: BackendMemory, requests: Mapping[RequestId, int]) -> None:
         for request_id, tokens in requests.items():
-            self._table.by_request[request_id] = program
             program.begin_context(request_id, tokens, backend.largest_program)
 
     def place(self, program: Program, backend: BackendMemory, request_id: RequestId, tokens: int, now: Micros) -> None:
@@ -85,7 +91,7 @@ class ProgramPlaces:
         program.idle_contexts.clear()
         self._begin(program, backend, {request_id: tokens})
         self.register(program, backend, now)
-        self.decide(now, program, ProgramAction.GRANT, ProgramReason.PLACED, request_id)
+        self.decide(now, program, _GRANT, ProgramReason.PLACED, request_id)
 
     def register(self, program: Program, backend: BackendMemory, now: Micros) -> None:
         """Give a program a place at `backend`."""
@@ -93,7 +99,8 @@ class ProgramPlaces:
         program.resumed_at = now
         program.settles_at = now + self._min_stay if self._min_stay else 0
         backend.add(program, now)
-        self._update_family(program)
+        if program.children:
+            self._update_family(program)
 
     def wait(self, program: Program, request_id: RequestId, tokens: int, reason: ProgramReason, now: Micros) -> None:
         """Let a request wait."""
@@ -101,37 +108,44 @@ class ProgramPlaces:
             program.waiting_since = now
             self.waits.push(program.serial, now + self._max_wait, program)
         program.waiting[request_id] = tokens
-        self._table.by_request[request_id] = program
         self.num_waiting += 1
         if program.backend is None:
-            self.backends.pool(program.key.model).paused.add(program)
-        self.update(program)
+            self.add_paused(program)
+        else:
+            self.update(program)
         self.decide(now, program, ProgramAction.WAIT, reason, request_id)
 
-    def stop_waiting(self, program: Program, request_ids: Collection[RequestId]) -> Mapping[RequestId, int]:
-        """Take requests of a program out of the queue, and return them by their tokens. The caller says what becomes of them,
-        and updates the program."""
-        stopped = {request_id: program.waiting.pop(request_id) for request_id in request_ids}
-        self.num_waiting -= len(stopped)
-        if not program.waiting:
+    def add_paused(self, program: Program) -> None:
+        """Add a program that has no place to the paused ones of its model, or find its places among them anew."""
+        program.tokens = program.needed_tokens()
+        self.backends.pool(program.key.model).paused.add(program)
+        if program.children:
+            self._update_family(program)
+
+    def stop_waiting(self, program: Program, request_id: RequestId | None = None) -> Mapping[RequestId, int]:
+        """Take a request of a program out of the queue, or all, and return those taken by their tokens. The caller says what
+        becomes of them, and updates the program."""
+        if request_id is not None and len(program.waiting) > 1:
+            stopped = {request_id: program.waiting.pop(request_id)}
+        else:
+            stopped, program.waiting = program.waiting, {}
             self.waits.remove(program.serial)
+        self.num_waiting -= len(stopped)
         return stopped
 
     def pause(self, program: Program, reason: ProgramReason, now: Micros) -> None:
         """Take the place of a program of which no request is under way."""
         assert program.backend is not None, "only a program with a place is paused"
-        self.decide(now, program, ProgramAction.PAUSE, reason)
+        self.decide(now, program, _PAUSE, reason)
         program.origin = program.backend
-        self.backends[program.backend].remove(program)
+        self._by_index[program.backend].remove(program)
         program.idle_contexts.keep_last()
-        program.tokens = program.needed_tokens
-        self.backends.pool(program.key.model).paused.add(program)
-        self._update_family(program)
+        self.add_paused(program)
 
     def lose_place(self, program: Program, reason: ProgramReason, now: Micros) -> None:
         """Take the place of a program at a backend that is down or drained. In mode `default` it is placed anew with its next
         request."""
-        self.lost_kv_tokens += program.needed_tokens if reason is ProgramReason.BACKEND_DOWN else 0
+        self.lost_kv_tokens += program.needed_tokens() if reason is ProgramReason.BACKEND_DOWN else 0
         self.pause(program, reason, now)
 
     def resume(self, program: Program, backend: BackendMemory, reason: ProgramReason, now: Micros) -> None:
@@ -140,19 +154,18 @@ class ProgramPlaces:
         granted: Mapping[RequestId, int] = {}
         if program.waiting:
             program.idle_contexts.clear()  # its requests compute anew what was in memory
-            granted = self.stop_waiting(program, tuple(program.waiting))
+            granted = self.stop_waiting(program)
             self._begin(program, backend, granted)
         self.register(program, backend, now)
-        self.decide(now, program, ProgramAction.RESUME, reason)
+        self.decide(now, program, _RESUME, reason)
         for request_id in granted:
-            self.decide(now, program, ProgramAction.GRANT, ProgramReason.RESUMED, request_id)
+            self.decide(now, program, _GRANT, _RESUMED, request_id)
 
     def refuse_waiting(self, program: Program, reason: ProgramReason, now: Micros) -> None:
         """Refuse all requests of a program that wait. The caller says what becomes of the program."""
-        for request_id in program.waiting:
+        for request_id in self.stop_waiting(program) if program.waiting else ():
             self.decide(now, program, ProgramAction.REJECT, reason, request_id)
             self._table.drop_request(request_id)
-        self.stop_waiting(program, tuple(program.waiting))
 
     def forget(self, program: Program, reason: ProgramReason, now: Micros) -> None:
         """Remove a program from every table; its requests that wait are refused, those under way go on without it."""

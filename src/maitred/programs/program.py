@@ -56,6 +56,19 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
     """Tokens of the prompt that were in the prefix cache, or None if it is not reported."""
 
 
+class TenantPrograms:
+    """What is known of all programs of one tenant together."""
+
+    __slots__ = ("held_tokens", "idle", "num_programs")
+
+    def __init__(self) -> None:
+        self.num_programs = 0
+        self.held_tokens = 0.0
+        """Tokens that they are charged, at all backends together."""
+        self.idle: IndexedHeap[int, Micros, Program] = IndexedHeap()
+        """Idle ones by when they were last active."""
+
+
 class Program:
     """What is known of one program.
 
@@ -78,6 +91,7 @@ class Program:
         "key",
         "last_active",
         "num_requests",
+        "of_tenant",
         "origin",
         "parent",
         "pause_heap",
@@ -92,11 +106,12 @@ class Program:
         "waiting_since",
     )
 
-    def __init__(self, serial: int, key: ProgramKey, now: Micros, *, has_one_context: bool = False) -> None:
+    def __init__(
+        self, serial: int, key: ProgramKey, of_tenant: TenantPrograms, now: Micros, *, has_one_context: bool = False
+    ) -> None:
         self.serial = serial
         """The number of the program in the order of creation, from 1."""
-        self.key = key
-        self.created_at = now
+        self.key, self.of_tenant, self.created_at = key, of_tenant, now
         self.is_forgotten = False
         """Whether no table holds it any more."""
         self.priority_class = PriorityClass.DEFAULT
@@ -176,13 +191,6 @@ class Program:
         return program
 
     @property
-    def family_since(self) -> Micros:
-        """The instant from which the age of its whole family counts: since when its root waits, or else when the last request
-        of its root came or ended."""
-        root = self.root
-        return root.waiting_since if root.waiting else root.last_active
-
-    @property
     def generation(self) -> int:
         """How many ancestors it has."""
         program, ancestors = self, 0
@@ -210,26 +218,25 @@ class Program:
         """Tokens of all its requests that wait."""
         return sum(self.waiting.values())
 
-    @property
     def needed_tokens(self) -> int:
         """Tokens that it needs in KV memory: those of its requests under way and of its idle contexts; while it is paused,
         those of its requests that wait, or of its last one."""
         if self.backend is not None:
-            return self.idle_contexts.beside(sum(self.contexts.values()))
+            contexts = self.contexts
+            return self.idle_contexts.beside(sum(contexts.values())) if contexts else self.idle_contexts.tokens
         return self.waiting_tokens if self.waiting else self.idle_contexts.last
 
     def begin_context(self, request_id: RequestId, tokens: int, limit: float) -> None:
         """Count a request as under way. `limit`: the tokens of the largest program that fits into the memory."""
-        self.idle_contexts.begin_request(tokens, is_first=not self.contexts)
+        if self.idle_contexts.all:
+            self.idle_contexts.begin_request(tokens, self.contexts.values(), limit)
         self.contexts[request_id] = tokens
-        self.idle_contexts.evict(self.idle_contexts.tokens + sum(self.contexts.values()) - limit)
 
     def end_context(self, request_id: RequestId, tokens: int, limit: float, now: Micros) -> None:
         """Note that a request under way has ended with `tokens`; `limit` as in `begin_context`. The caller updates `tokens`."""
         del self.contexts[request_id]
-        self.idle_contexts.evict(self.idle_contexts.tokens + sum(self.contexts.values()) + tokens - limit)
-        self.idle_contexts.end_request(tokens)
-        if not self.is_busy:
+        self.idle_contexts.end_request(tokens, self.contexts.values(), limit)
+        if not (self.contexts or self.waiting):
             self.acting_since = now
 
     def note_inherited(self, cached_tokens: int | None, total: int) -> None:

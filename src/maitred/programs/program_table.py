@@ -12,7 +12,7 @@ from typing import Final
 from maitred.core.lazy_heap import IndexedHeap
 from maitred.core.request import RequestId
 from maitred.core.units import Micros
-from maitred.programs.program import Program, ProgramKey
+from maitred.programs.program import Program, ProgramKey, TenantPrograms
 
 MAX_GENERATIONS: Final = 16
 """Ancestors that a program may have; a child of a program with as many begins a family of its own. Finding the root of a family
@@ -35,17 +35,16 @@ class ProgramTable:
         self._num_created = 0
         self._by_key: dict[ProgramKey, Program] = {}
         """All programs but those of requests without a program id."""
-        self._by_serial: dict[int, Program] = {}
-        self._by_expiry: IndexedHeap[int, Micros, Program] = IndexedHeap()
+        self.by_serial: dict[int, Program] = {}
+        self.by_expiry: IndexedHeap[int, Micros, Program] = IndexedHeap()
         """Idle programs by when they are to be forgotten."""
-        self._num_by_tenant: dict[str, int] = {}
-        self._idle_by_tenant: dict[str, IndexedHeap[int, Micros, Program]] = {}
-        """Idle programs by when they were last active."""
+        self.tenants: dict[str, TenantPrograms] = {}
+        """The tenants that have programs."""
 
     @property
     def all(self) -> Collection[Program]:
         """All programs in the order of creation."""
-        return self._by_serial.values()
+        return self.by_serial.values()
 
     def find(self, key: ProgramKey) -> Program | None:
         """Return the program with this key, or None. A request without a program id never finds one."""
@@ -54,9 +53,10 @@ class ProgramTable:
     def create(self, key: ProgramKey, parent: str, now: Micros) -> Program:
         """Create a program; `parent` is the id of the program of the same tenant that forked it, or empty."""
         self._num_created += 1
-        program = Program(self._num_created, key, now, has_one_context=self._has_one_context)
-        self._by_serial[program.serial] = program
-        self._num_by_tenant[key.tenant] = self.num_of_tenant(key.tenant) + 1
+        of_tenant = self.tenants.setdefault(key.tenant, TenantPrograms())
+        of_tenant.num_programs += 1
+        program = Program(self._num_created, key, of_tenant, now, has_one_context=self._has_one_context)
+        self.by_serial[program.serial] = program
         if key.name:
             self._by_key[key] = program
             forked_by = self.find(key._replace(name=parent))
@@ -72,12 +72,10 @@ class ProgramTable:
         self.note_busy(program)
         program.is_forgotten = True
         program.leave_family()
-        tenant = program.key.tenant
-        self._num_by_tenant[tenant] -= 1
-        if not self._num_by_tenant[tenant]:
-            del self._num_by_tenant[tenant]
-            self._idle_by_tenant.pop(tenant, None)
-        del self._by_serial[program.serial]
+        program.of_tenant.num_programs -= 1
+        if not program.of_tenant.num_programs:
+            del self.tenants[program.key.tenant]
+        del self.by_serial[program.serial]
         if program.key.name:
             del self._by_key[program.key]
 
@@ -88,46 +86,27 @@ class ProgramTable:
 
     def note_idle(self, program: Program, now: Micros, expires_at: Micros) -> None:
         """Note that no request of a program is under way or waits."""
-        self._by_expiry.push(program.serial, expires_at, program)
-        self._idle_by_tenant.setdefault(program.key.tenant, IndexedHeap()).push(program.serial, now, program)
+        self.by_expiry.push(program.serial, expires_at, program)
+        program.of_tenant.idle.push(program.serial, now, program)
 
     def note_busy(self, program: Program) -> None:
         """Note that a program is not idle any more."""
-        self._by_expiry.remove(program.serial)
-        idle = self._idle_by_tenant.get(program.key.tenant)
-        if idle is not None:
-            idle.remove(program.serial)
-
-    def postpone_expiry(self, program: Program, expires_at: Micros) -> None:
-        """Keep an idle program until `expires_at`."""
-        self._by_expiry.push(program.serial, expires_at, program)
-
-    def shift_expiries(self, by: Micros, now: Micros) -> None:
-        """Forget idle programs later by `by`; never before `now`."""
-        shift_deadlines(self._by_expiry, by, now)
+        if self.by_expiry.remove(program.serial) is not None:
+            program.of_tenant.idle.remove(program.serial)
 
     def num_of_tenant(self, tenant: str) -> int:
         """Return how many programs a tenant has."""
-        return self._num_by_tenant.get(tenant, 0)
+        return self.tenants[tenant].num_programs if tenant in self.tenants else 0
 
     def idlest_of(self, tenant: str) -> Program | None:
         """Return the program of a tenant that is idle for longest, or None if all are busy."""
-        idle = self._idle_by_tenant.get(tenant)
-        return None if idle is None else idle.peek()
-
-    def next_expiry(self) -> Micros | None:
-        """Return when the next idle program is to be forgotten, or None if none is idle."""
-        return self._by_expiry.peek_key()
-
-    def next_expiring(self) -> Program | None:
-        """Return that program, or None."""
-        return self._by_expiry.peek()
+        return self.tenants[tenant].idle.peek() if tenant in self.tenants else None
 
     def __contains__(self, program: Program) -> bool:
-        return program.serial in self._by_serial
+        return program.serial in self.by_serial
 
     def __len__(self) -> int:
-        return len(self._by_serial)
+        return len(self.by_serial)
 
 
 def _may_have_one_more_child(program: Program) -> bool:
