@@ -161,7 +161,7 @@ class ModelPool:
             placements = plan_resumes(candidates, rooms, by_class=self._rules.places_by_class)
             oldest = self.paused.oldest()
             for placement in placements:
-                # Behind those of a higher class it may be the turn of one that has waited for long.
+                # When the oldest one has been placed, it may be the turn of one of a lower class that has waited for long.
                 if held is None and oldest is not None and oldest.backend is not None:
                     if self._waits_too_long(self._patience, now) is not None:
                         break
