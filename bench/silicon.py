@@ -323,7 +323,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10, help="requests of each user")
     parser.add_argument("--of", nargs="+", choices=PREDICTORS, default=list(PREDICTORS))
     parser.add_argument("--table", action="store_true", help="compute nothing")
-    parser.add_argument("--told", action="store_true", help="tables of the pairs alone to which nothing is fitted")
+    parser.add_argument("--told", action="store_true", help="the pairs alone to which nothing is fitted")
     parser.add_argument("--overheads", action="store_true", help="compute nothing; fit overheads on half of it")
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)
@@ -336,9 +336,11 @@ def main() -> None:
     if options.overheads:
         print_overheads(rows, options.out)
         return
+    if options.told:
+        rows = [row for row in rows if not is_fitted(row.query)]
     if not options.table:
         run(rows, options.out, options.of, options.rounds)
-    print_tables([row for row in rows if not (options.told and is_fitted(row.query))], options.out, options.of)
+    print_tables(rows, options.out, options.of)
 
 
 if __name__ == "__main__":
