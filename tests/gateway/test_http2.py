@@ -232,6 +232,24 @@ def test_a_block_that_changes_no_table_is_decoded_once(monkeypatch: pytest.Monke
     assert len(decoded) == 2
 
 
+def test_octets_of_a_frame_do_not_copy_what_came_before_them() -> None:
+    """A frame that comes octet by octet took 16,384 copies of 8 KiB."""
+    joined = 0
+
+    class Octet(bytes):
+        def __radd__(self, before: bytes) -> bytes:
+            nonlocal joined
+            joined += len(before)
+            return bytes(before) + bytes(self)
+
+    peer, body = Peer().start(), bytes(16_000)
+    stream = peer.open()
+    for octet in frame(DATA, 0, 1, message(body)):
+        peer.http2.receive(Octet([octet]))
+    assert peer.http2.read(stream) == body
+    assert joined == 0
+
+
 def test_streams_that_are_reset_leave_nothing() -> None:
     peer = Peer().start()
     for number in range(1, 2001, 2):

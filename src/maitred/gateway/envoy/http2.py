@@ -67,7 +67,10 @@ class Http2Connection:
         self._on_stream, self._on_output, self._max_message = on_stream, on_output, max_message
         self.streams: dict[int, Http2Stream] = {}
         self.output: list[bytes] = []
-        self._received = b""
+        self._received = bytearray()
+        """What has come of a frame that is not whole."""
+        self._needed = 0
+        """How many bytes of it there must be before it is worth a look."""
         self._has_preface = False
         self._last_stream = 0
         self._is_leaving = False
@@ -89,13 +92,16 @@ class Http2Connection:
     def receive(self, data: bytes) -> None:
         """Take over what the peer has sent. Raises Http2Error, and then `go_away` says so."""
         if self._received:
-            data = self._received + data  # less than a frame, so that even single octets cost a copy of one at most
-        at = 0
+            self._received.extend(data)  # in place: of single octets each would cost a copy of the frame so far
+            if len(self._received) < self._needed:
+                return
+            data = bytes(self._received)
+        at, self._needed = 0, 9
         if not self._has_preface:
             if data[: len(PREFACE)] != PREFACE[: len(data)]:
                 raise Http2Error(PROTOCOL_ERROR, "it is no HTTP/2")
             if len(data) < len(PREFACE):
-                self._received = data
+                self._received, self._needed = bytearray(data), 0
                 return
             self._has_preface, at = True, len(PREFACE)
         while len(data) - at >= 9:
@@ -105,10 +111,12 @@ class Http2Connection:
                 raise Http2Error(FRAME_SIZE_ERROR, f"a frame has {size} bytes")
             end = at + 9 + size
             if len(data) < end:
+                self._needed = 9 + size
                 break
             self._on_frame(kind, flags, number & _MAX_WINDOW, data[at + 9 : end])
             at = end
-        self._received = data[at:]
+        if at < len(data) or self._received:
+            self._received = bytearray(data[at:])
 
     def _on_frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         if self._block is not None and (kind != _CONTINUATION or number != self._block[0]):
