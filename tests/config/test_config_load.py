@@ -93,20 +93,22 @@ def test_variables_are_read_as_the_type_of_their_key() -> None:
 def test_variables_that_are_not_ours_are_left_alone() -> None:
     """Kubernetes sets such variables for services called maitred and maitred-gateway."""
     env = {"MAITRED_PORT": "tcp://10.0.0.1:80", "MAITRED_SERVICE_HOST": "10.0.0.1", "HOME": "/", "GATEWAY__PORT": "x"}
-    env |= {"MAITRED_GATEWAY_PORT": "tcp://10.0.0.1:80", "MAITRED_GATEWAY_SERVICE_HOST": "10.0.0.1", "MAITRED_GATEWAY": "{}"}
+    env |= {"MAITRED_GATEWAY_PORT": "tcp://10.0.0.1:80", "MAITRED_GATEWAY_SERVICE_HOST": "10.0.0.1"}
 
-    assert load(None, env=env) == Config()
+    assert load(None, env=env | {"MAITRED_GATEWAY": "{}"}) == Config()
     env |= {"MAITRED_GATEWAY_SERVICE_PORT_HTTP": "80", "MAITRED_GATEWAY_PORT_80_TCP_ADDR": "10.0.0.1"}
-    others = {"MAITRED_VLLM_MODEL": "m", "MAITRED_HEALTH_URL": "http://a", "MAITRED_ADMISSION__MODE": "off"}
+    others = {"MAITRED_SCHEDULER": "sjf", "MAITRED_HEALTH_URL": "http://a", "MAITRED_ADMISSION__MODE": "off"}
     assert [*variable_warnings(Config, env | others)] == []
 
 
-def test_a_variable_that_nearly_sets_a_key_is_a_warning() -> None:
-    env = {"MAITRED_ADMISSION_MODE": "off", "MAITRED_GATEWAY_PORT": "9000"}
+def test_a_variable_that_sets_no_key_is_a_warning() -> None:
+    env = {"MAITRED_ADMISSION_MODE": "off", "MAITRED_GATEWAY_PORT": "9000", "MAITRED_VLLM_MODEL": "m", "MAITRED_DISCOVER": "x"}
     warnings = [*variable_warnings(Config, env)]
     assert warnings == [
         "MAITRED_ADMISSION_MODE changes nothing: no such variable is read (did you mean MAITRED_ADMISSION__MODE?)",
+        "MAITRED_DISCOVER changes nothing: no such variable is read (did you mean MAITRED_GATEWAY__DISCOVER?)",
         "MAITRED_GATEWAY_PORT changes nothing: no such variable is read (did you mean MAITRED_GATEWAY__PORT?)",
+        "MAITRED_VLLM_MODEL changes nothing: no such variable is read",
     ]
     ended = CliRunner().invoke(app, ["simulate", "--help"], env={"MAITRED_ADMISSION_MODE": "off"})
     assert f"maitred: warning: {warnings[0]}" in ended.stderr.splitlines()

@@ -19,7 +19,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-from maitred.core.environment import PREFIX, misspelt_variables
+from maitred.core.environment import PREFIX, unread_variables
 from maitred.core.errors import ConfigError
 from maitred.core.registry import Registry
 from maitred.core.yaml_document import KeyPath, YamlDocument
@@ -63,10 +63,15 @@ def environment_settings(root: Any, env: Mapping[str, str]) -> Iterator[Setting]
 
 
 def variable_warnings(root: Any, env: Mapping[str, str]) -> Iterator[str]:
-    """Yield a warning for each variable that was probably meant to set a key, and sets none."""
+    """Yield a warning for each variable that sets no key, and would be no error: it has no `__`. Those of the plug-in of vLLM are
+    read there."""
     meant = {name: value for name, value in env.items() if name.startswith(PREFIX) and "__" not in name.removeprefix(PREFIX)}
     if meant:
-        yield from misspelt_variables(meant, {PREFIX + "__".join(map(str, path)).upper() for path in _key_paths(root)})
+        from maitred.plugins.vllm.config import plugin_variables
+
+        others = meant.keys() & set(plugin_variables().values())
+        known = {PREFIX + "__".join(map(str, path)).upper() for path in _key_paths(root)}
+        yield from unread_variables({name: meant[name] for name in meant.keys() - others}, known)
 
 
 def _key_paths(root: Any) -> Iterator[KeyPath]:

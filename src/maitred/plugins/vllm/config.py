@@ -13,7 +13,7 @@ import msgspec
 
 import maitred.compat  # noqa: F401 - the policy may be one of another system
 from maitred.core.contracts import QueuePolicy
-from maitred.core.environment import PREFIX, misspelt_variables
+from maitred.core.environment import PREFIX, unread_variables
 from maitred.core.errors import ConfigError
 from maitred.core.yaml_document import KeyPath, YamlDocument
 from maitred.core.yaml_schema import first_problem, section_keys
@@ -41,7 +41,7 @@ def read_config(additional_config: object, env: Mapping[str, str]) -> PluginConf
     place = f"--additional-config {SECTION}"
     if not isinstance(given, Mapping):
         raise ConfigError("there should be keys with values", where=place, hint='{"maitred": {"scheduler": "sjf"}}')
-    names = _variables()
+    names = plugin_variables()
     variables = {key: _value(env[name], name, key) for key, name in names.items() if name in env}
     values = variables | dict(given)
 
@@ -58,15 +58,15 @@ def read_config(additional_config: object, env: Mapping[str, str]) -> PluginConf
 
 def misplaced(additional_config: object, env: Mapping[str, str]) -> Iterator[str]:
     """Yield a warning for what was probably meant for maitred, and changes nothing: keys that are not below `maitred`, and
-    misspelt variables."""
-    names = _variables()
+    variables that nothing reads."""
+    names = plugin_variables()
     if isinstance(additional_config, Mapping) and SECTION not in additional_config:
         for key in names.keys() & additional_config.keys():
             yield f'--additional-config: {key} changes nothing (write {{"{SECTION}": {{"{key}": ...}}}})'
-    yield from misspelt_variables({name: value for name, value in env.items() if "__" not in name}, names.values())
+    yield from unread_variables({name: value for name, value in env.items() if "__" not in name}, names.values())
 
 
-def _variables() -> dict[str, str]:
+def plugin_variables() -> dict[str, str]:
     """Return the variables by their keys."""
     return {key: f"{PREFIX}{key.upper()}" for key in section_keys(PluginConfig)}
 
