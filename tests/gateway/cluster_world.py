@@ -16,6 +16,7 @@ from world import CHAT, MACHINE, Backend, ClientConnection, admission_config
 
 from maitred.core.units import SECOND
 from maitred.gateway import GatewayConfig
+from maitred.gateway.admin.reload import GatewaySettings
 from maitred.gateway.cluster.link_setup import connecting_context, link_secret, listening_context
 from maitred.gateway.cluster.linked_gateway import LinkedGateway
 from maitred.gateway.cluster.scheduler_gateway import LinkPort, SchedulerGateway
@@ -60,7 +61,10 @@ class Cluster:
         election = open_election(link.election, link, machine.random)
         pages = ("127.0.0.1", 0)
         configs, at = (self.settings, self.rules, None, self.programs), {"port": port, "pages": pages}
-        return SchedulerGateway(*configs, **at, election=election, machine=machine)
+        return SchedulerGateway(*configs, **at, election=election, machine=machine, reload=self._read_again)
+
+    def _read_again(self) -> GatewaySettings:
+        return GatewaySettings(gateway=self.settings, admission=self.rules, programs=self.programs)
 
     async def add_scheduler(self, listen: str = "127.0.0.1:0", **changes: Any) -> SchedulerGateway:
         scheduler = self.make_scheduler(listen, **changes)
@@ -78,7 +82,7 @@ class Cluster:
         make = partial(
             RemoteScheduler, dialer=dialer, name=f"g{len(self.gateways)}", secret=link_secret(link), degrading=degrading
         )
-        gateway = LinkedGateway(self.settings, self.rules, None, self.programs, make_scheduler=make, machine=self.machine)
+        gateway = LinkedGateway(self.settings, self.rules, None, self.programs, make_scheduler=make, machine=self.machine, reload=self._read_again)
         self.urls.append(await self._stack.enter_async_context(running_server(gateway, machine=self.machine)))
         self.gateways.append(gateway)
         return gateway

@@ -409,6 +409,36 @@ def test_the_link_over_tls_takes_only_ends_whose_certificate_is_trusted(tmp_path
     run_on_sockets(scenario())
 
 
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command to make a certificate")
+def test_a_reload_reads_the_certificates_of_the_link_again(tmp_path: Path) -> None:
+    """Each end shows the other one its certificate, and trusts it alone. Links that are open stay as they are."""
+    cert, key = _certificate(tmp_path, "here")
+    newer, newer_key = _certificate(tmp_path, "newer")
+
+    async def scenario() -> None:
+        async with cluster(None, tls_cert=cert, tls_key=key, tls_ca=cert) as c:
+            scheduler = await c.add_scheduler()
+            first = await c.add_gateway()
+            await c.linked()
+            link = first.scheduler.link
+            shutil.copy(newer, cert)  # half of the pair
+            for url in (c.pages[scheduler], c.urls[0]):
+                status, said = await c.ask(url, "/admin/reload", "POST")
+                assert (status, b"scheduler.tls_key: the key in" in said) == (400, True)
+            shutil.copy(newer_key, key)
+            assert (await c.ask(c.pages[scheduler], "/admin/reload", "POST"))[0] == 200
+            await c.add_gateway()
+            await c.linked()
+            assert (await (await c.start_request(0)).read_response())[0] == 200
+
+            link._writer.transport.abort()  # type: ignore[union-attr]
+            await c.until(lambda: "TLS: self-signed certificate" in str(link.problem))
+            assert (await c.ask(c.urls[0], "/admin/reload", "POST"))[0] == 200
+            await c.linked()
+
+    run_on_sockets(scenario())
+
+
 def _certificate(folder: Path, name: str) -> tuple[str, str]:
     cert, key = str(folder / f"{name}.pem"), str(folder / f"{name}.key")
     made = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")

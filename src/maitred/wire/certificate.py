@@ -89,13 +89,15 @@ class CertificateFiles(NamedTuple):
                 yield f"{'the certificate' if number == 1 else f'certificate {number} of the chain'} {problem}"
 
 
-def read_certificate(chain: str, key: str, *, where: str, prefix: str = "") -> CertificateFiles:
+def read_certificate(
+    chain: str, key: str, *, where: str, prefix: str = "", context: ssl.SSLContext | None = None
+) -> CertificateFiles:
     """Read the files of a certificate and of its key, in PEM, and check that they can be used. `where` is the section of the
-    configuration whose keys `tls_cert` and `tls_key` name them, with `prefix` before their names. Raises ConfigError for files
-    that are none, or do not fit each other."""
+    configuration whose keys `tls_cert` and `tls_key` name them, with `prefix` before their names. They are loaded into
+    `context`, None: one of a server. Raises ConfigError for files that are none, or do not fit each other."""
     cert_name, key_name = f"{where}.{prefix}tls_cert", f"{where}.{prefix}tls_key"
     read_chain, read_key = _read(chain, cert_name), _read(key, key_name)
-    context = _new_context()
+    context = context or _new_context()
     try:
         # From files in memory: OpenSSL takes paths only.
         with _as_file(read_chain) as chain_file, _as_file(read_key) as key_file:

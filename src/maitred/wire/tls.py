@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,6 +36,27 @@ def trusting_context() -> ssl.SSLContext:
             problem, hint = f"{named} cannot be read: {describe_os_error(error)}", "a file of certificates in PEM"
             raise ConfigError(problem, where=AUTHORITIES_FILE, hint=hint) from error
     return ssl.create_default_context()
+
+
+class ReloadedContext:
+    """The context of one end, made of files, and made anew by each reload. Open connections keep theirs."""
+
+    def __init__(self, make: Callable[[], ssl.SSLContext]) -> None:
+        """`make` reads the files, and may raise ConfigError. Each context it makes asks the peer for a certificate, or none
+        does: a handshake has begun before a server can choose."""
+        self.make, self.first = make, make()
+        """`make` is called again by a reload, in a thread. A server listens with `first`."""
+        self.current = self.first
+        """That of further connections."""
+
+    def use(self, context: ssl.SSLContext) -> None:
+        """Use this one for all further connections. Cannot fail."""
+        self.current = context
+        if self.first.protocol is ssl.PROTOCOL_TLS_SERVER:
+            self.first.sni_callback = self._choose  # only now, because it costs each handshake a call
+
+    def _choose(self, handshake: Any, _name: str | None, _first: ssl.SSLContext) -> None:
+        handshake.context = self.current
 
 
 class ClientContext:

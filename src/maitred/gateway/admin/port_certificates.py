@@ -2,6 +2,7 @@
 
     port          `tls_cert`, `tls_key`
     admin_port    `admin_tls_cert`, `admin_tls_key`; else those of `port`, unless `admin_tls: none`
+    link          of the section `scheduler`, at either end: `tls_cert`, `tls_key`, `tls_ca`
 
 A reload reads all of them before it changes any: what does not fit leaves every port as it was. Whether a port speaks TLS at
 all is settled at the start.
@@ -9,6 +10,7 @@ all is settled at the start.
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -18,7 +20,7 @@ from maitred.gateway.config import GatewayConfig
 from maitred.wire.certificate import CertificateFiles, ServerCertificate, read_certificate
 from maitred.wire.clock import Clock
 from maitred.wire.origin import Origin
-from maitred.wire.tls import trusting_context
+from maitred.wire.tls import ReloadedContext, trusting_context
 
 
 class PortFiles(NamedTuple):
@@ -26,6 +28,7 @@ class PortFiles(NamedTuple):
 
     port: CertificateFiles | None
     admin_port: CertificateFiles | None
+    link: ssl.SSLContext | None
 
 
 class PortCertificates:
@@ -38,6 +41,8 @@ class PortCertificates:
         """That of `port`, or None for plain HTTP."""
         self.admin_port = None if admin_files is None else ServerCertificate(*admin_files, clock=clock, **_admin_keys(config))
         """That of `admin_port`, or None for plain HTTP, or if there is no such port."""
+        self.link: ReloadedContext | None = None
+        """That of the link to other processes, or None without TLS, or if there is no such link."""
 
     def read(self, config: GatewayConfig, in_force: GatewayConfig) -> PortFiles:
         """Return the files that `config` names for the ports that speak TLS, or those of `in_force` where it names none. To be
@@ -47,13 +52,16 @@ class PortCertificates:
         return PortFiles(
             None if self.port is None or files is None else read_certificate(*files, where="gateway"),
             None if self.admin_port is None or admin_files is None else read_certificate(*admin_files, **_admin_keys(config)),
+            None if self.link is None else self.link.make(),
         )
 
     def use(self, files: PortFiles) -> None:
         """Use these files for all further connections. Cannot fail."""
-        for certificate, read in zip((self.port, self.admin_port), files, strict=True):
+        for certificate, read in ((self.port, files.port), (self.admin_port, files.admin_port)):
             if certificate is not None and read is not None:
                 certificate.use(read)
+        if self.link is not None and files.link is not None:
+            self.link.use(files.link)
 
 
 def certificate_problems(config: GatewayConfig, now: datetime) -> Iterator[ConfigError]:
@@ -64,7 +72,7 @@ def certificate_problems(config: GatewayConfig, now: datetime) -> Iterator[Confi
             trusting_context()
         except ConfigError as error:
             yield error
-    ports = {"": (config.tls_files, {"where": "gateway"})}
+    ports: dict[str, tuple[tuple[str, str] | None, dict[str, Any]]] = {"": (config.tls_files, {"where": "gateway"})}
     if config.admin_tls_cert is not None:  # Otherwise they are those of `port`.
         ports["admin_"] = (config.admin_tls_files, _admin_keys(config))
     for prefix, (files, keys) in ports.items():

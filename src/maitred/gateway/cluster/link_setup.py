@@ -1,6 +1,6 @@
 """What both ends of a link take from the configuration: the secret, the contexts of TLS, the election, and their name.
 
-All is read once, at the start.
+All is read at the start, and the files of TLS again by each reload.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from maitred.files import MAX_TEXT_BYTES, read_file
 from maitred.scheduler.interface import Dialer, ElectedAddresses, KnownAddresses, LinkAddress, open_election
 from maitred.scheduler.link_config import SchedulerConfig, is_election
 from maitred.wire.certificate import read_certificate
+from maitred.wire.tls import ReloadedContext
 
 _LEAST_SECRET: Final = 16
 
@@ -41,35 +42,41 @@ def link_name(config: SchedulerConfig) -> str:
     return config.name or socket.gethostname()
 
 
-def listening_context(config: SchedulerConfig) -> ssl.SSLContext | None:
+def listening_context(config: SchedulerConfig) -> ReloadedContext | None:
     """Return the context with which a scheduler takes gateways, or None for plain connections. Raises ConfigError for files
     that cannot be used."""
-    if config.tls_cert is None:
-        if config.tls_ca is not None:
-            raise ConfigError("a scheduler with tls_ca needs a certificate of its own", where="scheduler.tls_cert")
-        return None
-    context = read_certificate(config.tls_cert, config.tls_key or config.tls_cert, where="scheduler").context
+    if config.tls_cert is not None:
+        return ReloadedContext(partial(_make_listening, config, config.tls_cert))
+    if config.tls_ca is not None:
+        raise ConfigError("a scheduler with tls_ca needs a certificate of its own", where="scheduler.tls_cert")
+    return None
+
+
+def _make_listening(config: SchedulerConfig, certificate: str) -> ssl.SSLContext:
+    context = read_certificate(certificate, config.tls_key or certificate, where="scheduler").context
     if config.tls_ca is not None:
         _trust(context, config.tls_ca)
         context.verify_mode = ssl.CERT_REQUIRED
     return context
 
 
-def connecting_context(config: SchedulerConfig) -> ssl.SSLContext | None:
+def connecting_context(config: SchedulerConfig) -> ReloadedContext | None:
     """Return the context with which a gateway connects, or None for plain connections. Raises ConfigError for files that cannot
     be used."""
-    if config.tls_ca is None:
-        if config.tls_cert is not None:
-            hint = "the file of the authority that has signed the certificate of the scheduler"
-            raise ConfigError("a gateway with a certificate needs tls_ca", where="scheduler.tls_ca", hint=hint)
-        return None
+    if config.tls_ca is not None:
+        return ReloadedContext(partial(_make_connecting, config, config.tls_ca))
+    if config.tls_cert is not None:
+        hint = "the file of the authority that has signed the certificate of the scheduler"
+        raise ConfigError("a gateway with a certificate needs tls_ca", where="scheduler.tls_ca", hint=hint)
+    return None
+
+
+def _make_connecting(config: SchedulerConfig, authorities: str) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    _trust(context, config.tls_ca)
+    _trust(context, authorities)
     if config.tls_cert is not None:
-        key = config.tls_key or config.tls_cert
-        read_certificate(config.tls_cert, key, where="scheduler")  # It says what is wrong with the files.
-        context.load_cert_chain(config.tls_cert, key)
+        read_certificate(config.tls_cert, config.tls_key or config.tls_cert, where="scheduler", context=context)
     return context
 
 

@@ -55,6 +55,11 @@ class AwaitingGateway(Gateway):
 
     scheduler: RemoteScheduler
 
+    def __init__(self, *args: Any, **named: Any) -> None:
+        """As `Gateway`."""
+        super().__init__(*args, **named)
+        self.certificates.link = self.scheduler.link.dialer.tls
+
     def __call__(self, exchange: Exchange) -> Coroutine[Any, Any, None]:
         if not self.scheduler.fleet.is_told and exchange.path in ROUTES:
             return self._answer_when_told(exchange)

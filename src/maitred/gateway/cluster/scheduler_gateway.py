@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import ssl
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
@@ -36,6 +35,7 @@ from maitred.wire.exchange import Exchange
 from maitred.wire.machine import ListeningSocket
 from maitred.wire.server import Listener
 from maitred.wire.server_context import ServerContext
+from maitred.wire.tls import ReloadedContext
 
 log = logging.getLogger("maitred.gateway")
 
@@ -47,7 +47,7 @@ class LinkPort:
         self,
         listen: LinkAddress | None,
         advertise: LinkAddress | None,
-        tls: ssl.SSLContext | None,
+        tls: ReloadedContext | None,
         secret: bytes,
         name: str,
         lease: Micros = GATEWAY_LEASE,
@@ -64,6 +64,7 @@ class SchedulerGateway(ParentGateway):
     def __init__(self, *args: Any, port: LinkPort, election: Election, pages: tuple[str, int], **named: Any) -> None:
         """As `Gateway`. `pages` are host and port of the pages."""
         super().__init__(*args, write_settings=lambda settings: None, **named)
+        self.certificates.link = port.tls
         self._link_port, self._election, self._pages_at = port, election, pages
         self.link_address: LinkAddress | None = None
         """Where gateways connect, with a number in place of port 0; None before it listens, and if none may."""
@@ -134,7 +135,8 @@ class SchedulerGateway(ParentGateway):
         if self.link_address is None:
             self.open_link()
         if self._listener is not None:
-            await host.start_on(self._listener, self._link_port.tls)
+            tls = self._link_port.tls
+            await host.start_on(self._listener, None if tls is None else tls.first)
             return
         address = self._link_port.listen
         if address is None:

@@ -14,6 +14,7 @@ from typing import Final, Protocol
 
 from maitred.core.errors import describe_os_error
 from maitred.scheduler.addresses import LinkAddress
+from maitred.wire.tls import ReloadedContext
 
 _CONNECT_SECS: Final = 3.0
 """How long a connection, and its handshake of TLS, may take to be made."""
@@ -51,9 +52,9 @@ class KnownAddresses(Finder):
 class Dialer:
     """Connects to one scheduler after the other."""
 
-    def __init__(self, finder: Finder, tls: ssl.SSLContext | None = None) -> None:
-        """`tls` is the context of connections over TCP, or None for plain ones."""
-        self._finder, self._tls = finder, tls
+    def __init__(self, finder: Finder, tls: ReloadedContext | None = None) -> None:
+        """`tls` is what connections over TCP are made with, or None for plain ones."""
+        self._finder, self.tls = finder, tls
         self._turn = 0
         self.address: LinkAddress | None = None
         """The address of the last try, or None before the first one."""
@@ -86,9 +87,9 @@ class Dialer:
         if address.port is None:
             await loop.create_unix_connection(make_protocol, address.host)
         else:
-            limit = None if self._tls is None else _CONNECT_SECS
-            where = (address.host, address.port)
-            await loop.create_connection(make_protocol, *where, ssl=self._tls, ssl_handshake_timeout=limit)
+            tls = None if self.tls is None else self.tls.current
+            limit = None if tls is None else _CONNECT_SECS
+            await loop.create_connection(make_protocol, address.host, address.port, ssl=tls, ssl_handshake_timeout=limit)
 
     def explain(self, problem: str) -> str:
         """Return why there is no link with what the address may be wrong by."""
