@@ -82,7 +82,9 @@ class Cluster:
         make = partial(
             RemoteScheduler, dialer=dialer, name=f"g{len(self.gateways)}", secret=link_secret(link), degrading=degrading
         )
-        gateway = LinkedGateway(self.settings, self.rules, None, self.programs, make_scheduler=make, machine=self.machine, reload=self._read_again)
+        gateway = LinkedGateway(
+            self.settings, self.rules, None, self.programs, make_scheduler=make, machine=self.machine, reload=self._read_again
+        )
         self.urls.append(await self._stack.enter_async_context(running_server(gateway, machine=self.machine)))
         self.gateways.append(gateway)
         return gateway

@@ -221,8 +221,8 @@ def test_files_that_are_no_certificate(files: tuple[str, str], tmp_path: Path) -
     cases = [
         ((str(tmp_path / "none"), key), "gateway.tls_cert: cannot read .*none: no such file"),
         ((cert, str(tmp_path)), "gateway.tls_key: cannot read"),
-        ((str(empty), key), "gateway: .*empty.pem and .* cannot be used"),
-        ((cert, cert), "gateway: .* cannot be used"),
+        ((str(empty), key), r"gateway\.tls_cert: .*empty.pem holds no certificate in PEM"),
+        ((cert, cert), r"gateway\.tls_key: .* holds no private key in PEM"),
         ((locked[0], key), "gateway.tls_key: the key in .*first.key is not that of the certificate in .*locked.pem"),
         (locked, "gateway.tls_key: the key in .*locked.key is encrypted"),
     ]

@@ -63,8 +63,8 @@ def environment_settings(root: Any, env: Mapping[str, str]) -> Iterator[Setting]
 
 
 def variable_warnings(root: Any, env: Mapping[str, str]) -> Iterator[str]:
-    """Yield a warning for each variable that sets no key, and would be no error: it has no `__`. Those of the plug-in of vLLM are
-    read there."""
+    """Yield a warning for each variable that sets no key, and would be no error: it has no `__`. The plug-in of vLLM reads
+    some."""
     meant = {name: value for name, value in env.items() if name.startswith(PREFIX) and "__" not in name.removeprefix(PREFIX)}
     if meant:
         from maitred.plugins.vllm.config import plugin_variables

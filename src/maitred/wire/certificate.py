@@ -109,6 +109,13 @@ def read_certificate(
         if error.reason == "KEY_VALUES_MISMATCH":
             problem = f"the key in {key} is not that of the certificate in {chain}"
             raise ConfigError(problem, where=key_name) from error
+        for path, read, name, kind in (
+            (chain, read_chain, cert_name, b"CERTIFICATE"),
+            (key, read_key, key_name, b"PRIVATE KEY"),
+        ):
+            if kind + b"-----" not in read:
+                problem = f"{path} holds no {kind.decode().lower()} in PEM"
+                raise ConfigError(problem, where=name) from error
         hint = "a certificate with its chain and a private key, both in PEM"
         raise ConfigError(f"{chain} and {key} cannot be used: {error.reason or error}", where=where, hint=hint) from error
     except OSError as error:  # no descriptor is left, say
