@@ -7,6 +7,7 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Mapping
 from functools import partial
@@ -328,16 +329,20 @@ def test_a_worker_that_hangs_at_the_start_ends_the_start_in_one_line(
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers in /proc")
-def test_workers_let_their_requests_end_when_their_parent_is_killed(tmp_path: Path) -> None:
+def test_workers_let_their_requests_end_and_their_port_go_when_their_parent_is_killed(tmp_path: Path) -> None:
+    """Whatever starts it anew finds the port free, though a balancer would have had a while to look (`settle_secs`)."""
+
     async def scenario() -> None:
         engine = Engine()
-        async with served(engine, tmp_path, status=-signal.SIGKILL) as w:
+        async with served(engine, tmp_path, "--shutdown-delay-secs", "600", status=-signal.SIGKILL) as w:
             engine.open.clear()
             request, workers = asyncio.create_task(w.request()), w.workers()
             while not engine.now:
                 await asyncio.sleep(0.01)
             w.process.kill()
-            await asyncio.sleep(0.5)  # in which a worker looks for its parent several times
+            async with asyncio.timeout(30):
+                while not _is_free(w.url):
+                    await asyncio.sleep(0.01)
             assert not request.done()
             engine.open.set()
             assert (await request)[0] == 200
@@ -346,6 +351,16 @@ def test_workers_let_their_requests_end_when_their_parent_is_killed(tmp_path: Pa
             assert [*tmp_path.glob("maitred-*")] == []  # the folder of the parent, which could not remove it
 
     run_on_sockets(scenario())
+
+
+def _is_free(url: str) -> bool:
+    """Return whether another process may listen where `url` is served."""
+    host, port = url.removeprefix("http://").split(":")
+    try:
+        socket.create_server((host, int(port))).close()
+    except OSError:
+        return False
+    return True
 
 
 def _runs(process: int) -> bool:

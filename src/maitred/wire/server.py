@@ -193,7 +193,7 @@ class _Server:
         self._settles = False
         """Whether the end begins with the phase of settling."""
         self._context = ServerContext(asyncio.get_running_loop(), app.send_timeout_secs, machine, app.keep_alive_secs)
-        self._context.request_stop = self.request_stop
+        self._context.request_stop, self._context.leave_ports = self.request_stop, self.leave_ports
         self._skips = asyncio.Event()
         """Set by a signal that ends the phase under way."""
 
@@ -276,6 +276,12 @@ class _Server:
         """Do as SIGTERM does, once."""
         if not self.told_to_stop.is_set():
             self.on_termination()
+
+    def leave_ports(self) -> None:
+        """Accept nothing more, and let requests in flight end, as SIGINT does; a drain that is under way goes on."""
+        if self._settles and not self._context.closes_idle:
+            self._skips.set()
+        self.told_to_stop.set()
 
     async def _wait_until_closed(self, secs: float) -> None:
         """Wait until the last connection has ended, for `secs` at most, or for a second signal."""

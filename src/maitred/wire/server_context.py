@@ -77,6 +77,8 @@ class ServerContext:
         self.keep_alive_secs = keep_alive_secs
         self.request_stop: Callable[[], object] = int
         """Begins the end of the server, as SIGTERM does; further calls do nothing."""
+        self.leave_ports: Callable[[], object] = int
+        """Begins the end of the server with its second phase, or ends the first one: the ports are another process's now."""
         machine = machine or Machine()
         self.clock = clock_of(loop, machine.clock)
         self.send_timeout_secs = send_timeout_secs

@@ -28,6 +28,7 @@ from maitred.gateway.workers.worker import WorkerGateway
 from maitred.scheduler.interface import Dialer, KnownAddresses, LinkAddress, RemoteScheduler
 from maitred.wire.machine import Machine
 from maitred.wire.server import Listener, OpenPort, run_server
+from maitred.wire.server_context import ServerContext
 
 log = logging.getLogger("maitred.gateway")
 
@@ -53,7 +54,7 @@ def main(arguments: list[str], make_gateway: Callable[..., WorkerGateway] | None
             sockets = [[*map(int, each.split(","))] for each in arguments[3:]]
             ports = _adopt(sockets, gateway.listeners())
             own = ports.pop(worker_name((number - 1) % len(ports) + 1))  # Or that of all, where there is one.
-            gateway.stand_in = StandIn(ports)
+            gateway.stand_in, gateway.on_started = StandIn(ports), parent.on_started
             run_server(serve_gateway(gateway, own, lambda *urls: gateway.say_ready()))
         except MaitredError as error:
             log.error("%s", printable(str(error)))
@@ -67,13 +68,24 @@ class ParentAccess:
     def __init__(self, folder: WorkerFolder, name: str) -> None:
         """`name` is that of the worker."""
         self.name, self.secret = name, folder.secret()
-        self.on_lost: Callable[[str], object] = partial(_end, folder)
-        """Called when the parent is gone, with the reason."""
-        self._path = folder.socket
+        self.end: Callable[[], object] = partial(os.kill, os.getpid(), signal.SIGTERM)
+        """Ends this process."""
+        self._folder = folder
 
     def dialer(self) -> Dialer:
         """Return what connects to the parent."""
-        return Dialer(KnownAddresses(LinkAddress(self._path, None)))
+        return Dialer(KnownAddresses(LinkAddress(self._folder.socket, None)))
+
+    def on_lost(self, reason: str) -> None:
+        """End, because the parent is gone: nobody schedules any more, and nobody would start this process anew. The parent
+        cannot remove its folder any more."""
+        log.error("the process that schedules is gone (%s): this worker ends", reason)
+        shutil.rmtree(self._folder.path, ignore_errors=True)
+        self.end()
+
+    def on_started(self, server: ServerContext) -> None:
+        """Note what serves here. When the parent is gone, whoever starts it anew needs its ports at once."""
+        self.end = server.leave_ports
 
 
 def _scheduled_by_parent(*args: Any, parent: ParentAccess, **named: Any) -> WorkerGateway:
@@ -95,14 +107,6 @@ def _adopt(descriptors: Sequence[Sequence[int]], listeners: Sequence[Listener]) 
 def worker_name(number: int) -> str:
     """Return the name of a worker on the link and in the log."""
     return f"worker {number}"
-
-
-def _end(folder: WorkerFolder, reason: str) -> None:
-    """End as for SIGTERM: nobody schedules any more, and nobody would start this process anew. The parent cannot remove its
-    folder any more."""
-    log.error("the process that schedules is gone (%s): this worker ends", reason)
-    shutil.rmtree(folder.path, ignore_errors=True)
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -125,6 +125,8 @@ class WorkerGateway(Gateway):
         self._read_settings = read_settings
         self.stand_in = StandIn({})
         """What accepts the connections of other workers."""
+        self.on_started: Callable[[ServerContext], object] = lambda server: None
+        """Called with what serves."""
         self._asked = AskedPages(self.parent_link.report)
         assert isinstance(self._endpoints, WorkerEndpoints)
         self._endpoints.asked = self._asked
@@ -147,6 +149,7 @@ class WorkerGateway(Gateway):
     async def start(self, server: ServerContext) -> None:
         await super().start(server)
         self.stand_in.start(server, self._say_closed)
+        self.on_started(server)
         self._begin(self._tell_counts())
 
     async def stop(self) -> None:
