@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from maitred.admission import Admission, AdmissionConfig, ReleaseReason
+from maitred.core.decisions import DecisionLog
 from maitred.core.request import PriorityClass
 from maitred.core.units import Micros, from_seconds, to_seconds
 from maitred.scheduler.link.channel import ChannelLimits
@@ -52,6 +53,8 @@ class Pair:
     ) -> None:
         self.now: Micros = 0
         self.slots = slots
+        self.log: list[bytes] = []
+        """Lines of the decision log of admission."""
         self.end = self.new_scheduler(**said)
         self.lead(1, known)
         self.gateways: dict[str, GatewayEnd] = {}
@@ -63,12 +66,12 @@ class Pair:
             self.connect(name)
 
     def new_scheduler(self, **said: object) -> SchedulerEnd:
-        config = classes(**said)
+        config, log = classes(**said), DecisionLog(self.log.append)
 
         def make_placer(books: GatewayBooks) -> FirstBackend:
             return FirstBackend((0, 1))
 
-        return SchedulerEnd(SECRET, lambda now: Admission(config, {}, now=now), make_placer)
+        return SchedulerEnd(SECRET, lambda now: Admission(config, {}, now=now, log=log), make_placer)
 
     def lead(self, epoch: int, known: Sequence[GatewayId] = (), until: float = 10**6) -> None:
         self.end.lead(epoch, from_seconds(until), known, {"m": self.slots}, {0: "m", 1: "m"}, self.now)

@@ -33,6 +33,7 @@ def test_the_waiting_requests_of_a_dead_gateway_leave_and_its_slots_are_held() -
 
     assert p.held() == {"a": 1, "b": 0}
     assert p.end.requests.core.view("m").waiting == 1
+    assert [line for line in p.log if b'"end":"gateway_gone"' in line and b'"input":"release"' in line]
 
 
 def test_the_slots_of_a_dead_gateway_are_free_when_its_engine_shows_its_requests_gone() -> None:

@@ -62,6 +62,19 @@ def test_a_story_has_places_those_who_went_past_and_what_held_the_slots() -> Non
     assert "1 went past it: of a higher class, which goes first (2)" in said
 
 
+def test_what_ends_with_its_gateway_is_not_laid_to_its_client() -> None:
+    narrator = Narrator()
+    core = play(narrator, [])
+    for number in (4, 5):
+        core.submit(Ticket(number, "m", BULK, client_id=f"job-{number}"), 40_000)
+    core.release(5, ReleaseReason.GATEWAY_GONE, 41_000)
+    core.release(4, ReleaseReason.GATEWAY_GONE, 42_000)
+    (held,), (waited,) = narrator.find("job-4"), narrator.find("job-5")
+    assert waited.events[-1].said == "Its gateway or worker was lost, or cut off from the scheduler, while it waited."
+    assert "its gateway or worker was lost" in held.events[-1].said
+    assert held.outcome == "gateway_gone"
+
+
 def test_a_request_that_a_new_leader_takes_over_has_its_whole_story_there() -> None:
     narrator = Narrator()
     config = AdmissionConfig(mode="priority", on_preempt="reject", preemption_budget_ms=0)

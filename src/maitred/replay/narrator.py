@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import msgspec
 
-from maitred.admission import Action
+from maitred.admission import Action, ReleaseReason
 from maitred.admission import inputs as admission
 from maitred.core.decisions import Decision, Input
 from maitred.core.request import PriorityClass, RequestId
@@ -143,7 +143,7 @@ class Narrator:
 
     def on_decisions(self, room: str, decisions: Iterable[Any]) -> None:
         """Hear what a core has decided of its last input."""
-        released, self._released = self._released, None
+        released = self._released
         came_back, at = False, self._at
         for decision in decisions:
             if isinstance(decision, Decision):
@@ -153,6 +153,7 @@ class Narrator:
                 self._on_program_decision(decision)
             elif isinstance(decision, routing.RoutingDecision):
                 self._on_routing(decision)
+        self._released = None
         if released is not None and not came_back:
             self._on_released(released)
         if self._touched:
@@ -259,7 +260,10 @@ class Narrator:
                     said = f"It was rejected: {rejected_in_words(reason, other)}."
                     self._add(story, at, "reject", said, reason=reason, retry_after=decision.retry_after)
                 else:
-                    self._add(story, at, "cancel", "Its client left while it waited.")
+                    released = self._released
+                    is_lost = released is not None and released.id == number and released.end is ReleaseReason.GATEWAY_GONE
+                    said = "Its gateway or worker was lost, or cut off from the scheduler," if is_lost else "Its client left"
+                    self._add(story, at, "cancel", f"{said} while it waited.")
                 self._end(story, at, f"rejected ({reason})" if action == "reject" else "left while it waited")
 
     def _join(self, at: Micros) -> int:

@@ -45,6 +45,7 @@ REJECTED: Final[Mapping[str, str]] = {
 _ENDS: Final[Mapping[str, str]] = {
     "drained": "the client had the whole answer",
     "client_gone": "its client left, or the gateway shut down",
+    "gateway_gone": "its gateway or worker was lost, or cut off from the scheduler, before it told how",
     "failed": "the backend, or the gateway, could not finish it",
     "preempted": "it gave its slot to its preemptor",
 }

@@ -31,6 +31,8 @@ MAX_WINDOWS: Final = 100_000
 """Windows that are kept. Beyond, those are forgotten that have been used least recently: clients may invent tenants."""
 _MINUTE: Final = 60 * SECOND
 _DAY: Final = 24 * 3600 * SECOND
+_LEFT_AT_ENGINE: Final = (ReleaseReason.CLIENT_GONE, ReleaseReason.GATEWAY_GONE)
+"""Ends of requests that an engine may have worked for."""
 
 
 class LimitKind(NamedTuple):
@@ -129,7 +131,7 @@ class UsageLimits:
         reservation = self._reserved.pop(request_id, None)
         if reservation is None:
             return
-        is_at_engine = state in SLOT_HOLDING_STATES and end is ReleaseReason.CLIENT_GONE
+        is_at_engine = state in SLOT_HOLDING_STATES and end in _LEFT_AT_ENGINE
         windows = [share.window for share in reservation.shares]
         # Not one that was forgotten meanwhile: what counts now of its key is another one.
         self._changed |= {window.key: window for window in windows if self._windows.get(window.key) is window}

@@ -86,6 +86,8 @@ class ReleaseReason(StrEnum):
     """The client has received the whole body."""
     CLIENT_GONE = "client_gone"
     """Its client has left, the gateway shuts down, or, in a simulation, its deadline has passed before an instance had it."""
+    GATEWAY_GONE = "gateway_gone"
+    """Its gateway, or its worker, was lost to the scheduler, or cut off, before it told how the request has ended."""
     FAILED = "failed"
     """The backend, or the gateway itself, could not finish it."""
     SLOT_PREEMPTED = "preempted"

@@ -189,7 +189,7 @@ def _class_state(view: ClassView) -> ClassState:
         arrived=view.arrived,
         admitted=view.admitted,
         completed=view.ended[ReleaseReason.DRAINED],
-        failed=view.ended[ReleaseReason.FAILED],
+        failed=view.ended[ReleaseReason.FAILED] + view.ended[ReleaseReason.GATEWAY_GONE],
         client_gone=view.ended[ReleaseReason.CLIENT_GONE],
         preempted=view.ended[ReleaseReason.SLOT_PREEMPTED],
         cancelled=view.cancelled,

@@ -221,7 +221,7 @@ class LinkedAdmission:
         for request, live in kept:
             self._restore(request, live, now)
         for request in former.values():
-            self.end(request, ReleaseReason.CLIENT_GONE, now)
+            self.end(request, ReleaseReason.GATEWAY_GONE, now)
         return holders
 
     def abandon(self, gateway: BookedGateway, now: Micros) -> None:
@@ -229,7 +229,7 @@ class LinkedAdmission:
         victim, because nobody would stop it."""
         for request in [*gateway.requests.values()]:
             if not request.holds_slot or request.backend < 0:  # It is at no engine.
-                self.end(request, ReleaseReason.CLIENT_GONE, now)
+                self.end(request, ReleaseReason.GATEWAY_GONE, now)
         for request in [*gateway.requests.values()]:
             self.apply(self.core.set_stranded(request.ticket.id, stranded=True, now=now), now)
 
@@ -286,7 +286,7 @@ class LinkedAdmission:
         if request.ticket.state is not _ADMITTED:  # Something later in these decisions has changed that already.
             return
         if request.gateway.connection is None:
-            self.end(request, ReleaseReason.CLIENT_GONE, now)
+            self.end(request, ReleaseReason.GATEWAY_GONE, now)
             return
         if request.backend >= 0:
             self._leave(request, _FAILED, now)

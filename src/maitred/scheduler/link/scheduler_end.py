@@ -175,7 +175,7 @@ class SchedulerEnd:
         """Let the requests of a term that is over leave the core, those that wait first, as none may be granted."""
         for request in sorted(self.books.by_ticket.values(), key=lambda one: one.holds_slot):
             request.gateway.connection = None
-            self.requests.end(request, ReleaseReason.CLIENT_GONE, now)
+            self.requests.end(request, ReleaseReason.GATEWAY_GONE, now)
         self.programs.forget(self.books.gateways.values(), now)
 
     def name_gateways(self, gateways: Collection[GatewayId], now: Micros) -> None:

@@ -44,7 +44,7 @@ class SlotSettling:
         self.use_extra_slots(now)
         for request in ended:
             self.num_reclaimed += request.ticket.sequences
-            self._requests.end(request, ReleaseReason.FAILED, now)
+            self._requests.end(request, ReleaseReason.GATEWAY_GONE, now)
 
     def note_holders(self, holders: Iterable[BookedRequest]) -> None:
         """Note that a gateway holds slots of which was not known."""
