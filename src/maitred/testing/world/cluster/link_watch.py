@@ -28,6 +28,8 @@ from maitred.testing.world.transport import Connection
 MAX_DISORDER: Final[Micros] = 100 * MILLISECOND
 """By how much a request may be younger than one that it overtakes: the delay of a link, and the rounding of ages."""
 
+_VICTIM_LOST: Final = (Reason.BUDGET_SPENT, Reason.VICTIM_DECLINED)
+
 
 class _Asked(msgspec.Struct, eq=False):
     """A request, as both ends of its links have told."""
@@ -40,9 +42,10 @@ class _Asked(msgspec.Struct, eq=False):
     waits: bool = True
     has_victim: bool = False
     """Whether it waits for the slot of its victim, and so for no other's turn."""
-    has_lost_slot: bool = False
-    """Whether it was a victim, or its backend was lost with its slot: then it waits before all others of its class, also those
-    of which nothing was known, and those that have lost a slot before it (`LaneQueue.push_front`)."""
+    is_first: bool = False
+    """Whether it was a victim, or its backend was lost with its slot, or its own victim was not to be had: then it waits before
+    all others of its class, also those of which nothing was known, and those that were first before it
+    (`LaneQueue.push_front`)."""
 
 
 class _Wire(msgspec.Struct, eq=False):
@@ -136,9 +139,10 @@ class LinkWatch:
             self._asked[key] = self._unheard.setdefault(scheduler, {})[key] = _Asked(message.terms, now, now)
         elif isinstance(message, Yielded | Queue):
             if (asked := self._asked.get((gateway, message.request))) is not None:
-                asked.has_lost_slot |= isinstance(message, Yielded) or not asked.waits
+                reason = message.reason if isinstance(message, Queue) else None
+                asked.is_first |= reason is None or not asked.waits or reason in _VICTIM_LOST
                 asked.waits = True
-                asked.has_victim = isinstance(message, Queue) and message.reason == Reason.VICTIM_LEAVING
+                asked.has_victim = reason == Reason.VICTIM_LEAVING
         elif isinstance(message, Failed):
             if (asked := self._asked.get((gateway, message.request))) is not None:
                 asked.waits = False  # It keeps its slot, unless it is told to wait.
@@ -170,7 +174,7 @@ class LinkWatch:
         asked = self._asked.get((gateway, grant.request))
         if asked is not None and asked.waits:
             asked.waits = False
-            if asked.has_lost_slot or asked.has_victim:
+            if asked.is_first or asked.has_victim:
                 return
             self._check_order(gateway, grant, asked, scheduler)
 
