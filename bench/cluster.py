@@ -18,12 +18,13 @@ and of these the most whose gateway had not let them go (`held`): a victim of a 
 that its connection is closed, a moment after its slot was given to another (`cluster_engine`). Where something has failed:
 requests that failed beyond those that a killed process had (told by the ports of its connections; and those that the system
 has taken for its port before it had ended), streams that broke off beyond these, how long after the fault a chat that came
-after it had its first byte, and the longest time between the first bytes of two chats from the fault on. `slots` is the most
-that a scheduler has had, by its decision log: `held` may not be more. These are 8, as many as a gateway that is gone
-holds in the books and the engine does not show, what is kept at the engine beyond the limit that was learned (`lead`,
+after it had its first byte, and the longest time between the first bytes of two chats from the fault on. `slots` bounds `held`:
+the most that a scheduler has had, by its decision log, when it granted any of the requests that were in flight (one that learns
+takes no slot away that it has granted), and a slot that it did not have ends the run. These are 8, as many as a gateway that is
+gone holds in the books and the engine does not show, what is kept at the engine beyond the limit that was learned (`lead`,
 docs/admission.md), and without `--tells`, while the limit is probed, which takes a fraction of a
-second, one more and what is held back for chats then. In the warm-up the limit is searched, with 12 slots or 18 for a moment; a
-leader that takes over begins with what the one before knew.
+second, one more and what is held back for chats then, 10 to 14 in all. In the warm-up the limit is searched, with 12 slots or
+18 for a moment; a leader that takes over begins with what the one before knew.
 """
 
 from __future__ import annotations
@@ -142,6 +143,7 @@ def describe(load: Load, fault: Fault, since: float, until: float, most: tuple[i
     quantiles = statistics.quantiles(waits, n=100) if len(waits) > 1 else [math.nan] * 99
     ended = [one for one in load.sent if not one.is_chat and one.is_whole and one.ended_at and since <= one.ended_at <= until]
     per_sec = len(ended) * BULK_TOKENS / (until - since)
+    assert most[1] <= most[2], f"{most[1]} requests were held, and there were {most[2]} slots"
     line = f"{quantiles[49] * 1e3:7.0f} {quantiles[98] * 1e3:8.0f} {per_sec:9.0f} {most[0]:6} {most[1]:5} {most[2]:6}"
     failed = [one for one in load.sent if not one.is_whole]
     return f"{line} {len(failed):8}" if not fault.at else f"{line} {describe_fault(fault, chats, failed)}"

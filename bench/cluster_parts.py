@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Flag, auto
 from pathlib import Path
+from typing import Any
 
 from cluster_load import Sent
 from processes import MAITRED
@@ -90,6 +91,44 @@ class LinkProxy:
             await asyncio.sleep(0.01)
 
 
+@dataclass
+class GrantLog:
+    """The decision log of a process that schedules, as it is written."""
+
+    path: Path
+    slots: int = 0
+    """That there are, with the lead and what a probe lends."""
+    granted_under: dict[int, int] = field(default_factory=dict)
+    """The slots that there were when each request in flight was granted: fewer of them later take none away."""
+    _read: int = 0
+
+    def most_slots(self) -> int:
+        """Return as `Processes.most_slots`, by this log."""
+        most = max((self.slots, *self.granted_under.values()))
+        lines = self.path.read_bytes()[self._read :] if self.path.exists() else b""
+        lines = lines[: lines.rfind(b"\n") + 1]
+        self._read += len(lines)
+        for line in lines.splitlines():
+            if b'"room":"admission"' in line:
+                self._take(json.loads(line))
+                most = max(most, self.slots)
+        return most
+
+    def _take(self, entry: dict[str, Any]) -> None:
+        if entry.get("input") == "resize":
+            self.slots = entry["capacity"]
+        elif entry.get("input") == "release":
+            self.granted_under.pop(entry["id"], None)
+        elif entry.get("input") == "adopt":
+            holders = [each["submit"]["id"] for each in entry["requests"] if each["state"] != "queued"]
+            self.granted_under |= dict.fromkeys(holders, len(self.granted_under) + len(holders))
+        elif (decision := entry.get("decision", {})).get("action") == "queue":
+            self.granted_under.pop(decision["subject"], None)  # It has lost its slot with its backend.
+        elif decision.get("action") == "admit":
+            self.granted_under[decision["subject"]] = self.slots
+            assert len(self.granted_under) <= self.slots, f"a slot is granted that is not there: {entry}"
+
+
 class Processes:
     """The processes of one run: an engine, and what is in front of it."""
 
@@ -111,8 +150,8 @@ class Processes:
         self.redis = 0
         self._redis_port = 0
         self._logs: dict[int, Path] = {}
-        self._decisions: list[tuple[Path, int, int]] = []
-        """The decision log of each process that schedules, how far it has been read, and the slots that it had there."""
+        self._decisions: list[GrantLog] = []
+        """The decision log of each process that schedules."""
         self._commands: dict[int, Sequence[str]] = {}
 
     def _spawn(self, command: Sequence[str]) -> tuple[subprocess.Popen[bytes], Path]:
@@ -181,20 +220,12 @@ class Processes:
         self.gateways[index], _ = await self._start(*command)
 
     def _decision_log(self) -> tuple[str, str]:
-        path = self._folder / f"decisions {len(self._decisions)}"
-        self._decisions.append((path, 0, 0))
-        return "--decision-log", str(path)
+        self._decisions.append(GrantLog(self._folder / f"decisions {len(self._decisions)}"))
+        return "--decision-log", str(self._decisions[-1].path)
 
     def most_slots(self) -> int:
-        """Return the most slots that a scheduler has had, with its lead and what it lends, since this was asked last."""
-        most = 0
-        for index, (path, offset, slots) in enumerate(self._decisions):
-            lines = path.read_bytes()[offset:] if path.exists() else b""
-            lines = lines[: lines.rfind(b"\n") + 1]
-            resizes = [json.loads(line)["capacity"] for line in lines.splitlines() if b'"input":"resize"' in line]
-            most = max(most, slots, *resizes)
-            self._decisions[index] = path, offset + len(lines), [slots, *resizes][-1]
-        return most
+        """Return the most slots that there were when a request was granted that was in flight since this was asked last."""
+        return max((each.most_slots() for each in self._decisions), default=0)
 
     def log_text(self, pid: int) -> str:
         return self._logs[pid].read_text()
