@@ -10,8 +10,8 @@ the others hold:
 *Example.* 8 slots, gateways a and b. a says hello and holds 3: there are 3 slots, all in use. One of a's requests ends, and the
 next one of a's that waits has its slot, though b has not said hello. When b has, there are 8.
 
-Where the limits of engines are learned, the one before may have lent more to a probe than the limit that gateways bring. Then as
-many as it had granted, and no more, may be held until the learning is over.
+Where the limits of engines are learned, the one before may have lent more to a probe than the limit that gateways bring. Then
+as many as it had granted, and no more, may be held until the learning is over.
 
 That holds if nobody else leads. Where the election has lost its record, the scheduler before this one may lead until its lease
 is over, so nothing at all is granted before (`alone_from`).
