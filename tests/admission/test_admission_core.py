@@ -88,16 +88,18 @@ def test_a_release_counts_once() -> None:
 
 
 def test_ends_are_told_apart() -> None:
-    t = Timeline(3)
-    for name in ("a", "b", "c"):
+    t = Timeline(4)
+    for name in ("a", "b", "c", "d"):
         t.submit(0, name)
     t.release(1, "a", ReleaseReason.DRAINED)
     t.release(1, "b", ReleaseReason.CLIENT_GONE)
     t.release(1, "c", ReleaseReason.FAILED)
+    t.release(1, "d", ReleaseReason.GATEWAY_GONE)
 
     assert t.core.view("m").classes[DEFAULT].ended == {
         ReleaseReason.DRAINED: 1,
         ReleaseReason.CLIENT_GONE: 1,
+        ReleaseReason.GATEWAY_GONE: 1,
         ReleaseReason.FAILED: 1,
         ReleaseReason.SLOT_PREEMPTED: 0,
     }

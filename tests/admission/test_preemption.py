@@ -147,6 +147,7 @@ def test_a_victim_whose_client_leaves_was_preempted_all_the_same() -> None:
     assert t.of(BULK).ended == {
         ReleaseReason.DRAINED: 0,
         ReleaseReason.CLIENT_GONE: 0,
+        ReleaseReason.GATEWAY_GONE: 0,
         ReleaseReason.FAILED: 0,
         ReleaseReason.SLOT_PREEMPTED: 1,
     }
