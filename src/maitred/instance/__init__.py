@@ -4,8 +4,9 @@ The owner of the time steps it: the simulator in virtual time, the emulated engi
 
     instance.py           when steps start and end; time skipping
     engine_core.py        the sequences, and what a run of steps does to them; which request is refused
+    plain_core.py         the same for the usual runs, in one straight line each
     step_run.py           a step and its repetitions, and where an input cuts them off
-    completion_heap.py    after which step each sequence completes; deadlines.py: when it is of no use any more;
+    completions.py        after which step each sequence completes; deadlines.py: when it is of no use any more;
                           held_decodes.py: sequences that stand still
     mailbox.py            what a scheduler that plans one step ahead does not know yet
     entry_limits.py       which requests are let in, by length and by what waits; where an answer ends

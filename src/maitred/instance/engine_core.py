@@ -15,13 +15,12 @@ Example: a step takes 100 µs and 10 µs for each sequence that decodes. Two dec
 starts at t = 0 has 30 steps and ends at t = 3,600. A request arrives at t = 250, and the batch has room: the run is cut to the
 3 steps that end by t = 360, and the step that starts then has a chunk of its prompt.
 
-Compiled (`tools/compile.py`).
+`PlainCore` has a shorter way for the usual runs. Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from random import Random
 from typing import Final
 
 from msgspec.structs import replace
@@ -33,7 +32,7 @@ from maitred.core.request import PrefixKeys, Request, RequestId
 from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros
 from maitred.instance.batch_former import EngineParts
-from maitred.instance.completion_heap import CompletionHeap
+from maitred.instance.completions import Completions
 from maitred.instance.config import InstanceConfig
 from maitred.instance.deadlines import Deadlines
 from maitred.instance.entry_limits import LengthLimits, QueueCaps
@@ -53,15 +52,14 @@ _FINISHED: Final = EventKind.FINISHED
 class EngineCore:
     """The state of one engine. Each method acts at the instant that it is given; see the module for their order."""
 
-    def __init__(self, config: InstanceConfig, rng: Random, parts: EngineParts) -> None:
-        """Raises ConfigError for an unknown scheduler."""
+    def __init__(self, config: InstanceConfig, waiting: WaitQueue, parts: EngineParts) -> None:
         self.latency = config.latency_model()
         self._is_spread_aware = isinstance(self.latency, SpreadAwareModel)
         self.lengths = LengthLimits(config.model_len)
         self._max_repeats = 1 if config.step_by_step else 1 << 60
         self._prefix_blocks = parts.blocks if isinstance(parts.blocks, PrefixBlockManager) else None
         self.batch = parts.batch
-        self.waiting = config.policy().make_queue(parts.prefix_cache, rng)
+        self.waiting = waiting
         # Most queues do nothing in most of their callbacks.
         self._order_changes = is_overridden(self.waiting, "next_order_change")
         self.counts_service = is_overridden(self.waiting, "on_served")
@@ -79,8 +77,7 @@ class EngineCore:
         """Whether the end of an answer is told to any other part than the batch."""
         self._output_lengths: dict[RequestId, int] = {}
         """Tokens of each answer. The engine uses it only to know when an answer ends."""
-        self._completions = CompletionHeap()
-        self._held = HeldDecodes()
+        self._completions, self._held = Completions(), HeldDecodes()
         self.deadlines = Deadlines(self.sequences)
         self.events: list[InstanceEvent] = []
         """Events that the driver has not fetched yet, in the order of time."""
@@ -309,7 +306,7 @@ class EngineCore:
             return  # it has ended, which the scheduler did not know when it planned the step
         # A sequence that prefills emits nothing, so one with new tokens was decoding. (`is_decoding` is False by now.)
         if seq.num_output_tokens > seq.num_accounted_output_tokens:
-            self._completions.mark_stale()
+            self._completions.remove(seq, self._end_step(seq))
             seq.preempted_at = self._stop_decoding(seq, now)
         self._account_decode(seq, now)
         self.waiting.add(seq, now, front=self.batch.requeues_at_front)
@@ -326,11 +323,14 @@ class EngineCore:
             # The first token came before a preemption, or from the instance that computed the prompt.
             elif self.meter is not None:
                 self.meter.add_single_gap(seq.request_id, now - seq.preempted_at)
-            self._completions.add(seq, seq.decode_origin_step + self._output_lengths[seq.request_id])
+            self._completions.add(seq, self._end_step(seq))
             if self.itl_log is not None:
                 self.itl_log.on_decode_start(seq.request_id)
             elif self._held.count:
                 self._held.on_decode_start(seq)
+
+    def _end_step(self, seq: SequenceState) -> int:  # after which `seq`, which decodes or has just stopped, completes
+        return seq.decode_origin_step + self._output_lengths[seq.request_id]
 
     def _account_chunks(self, run: StepRun, steps: int) -> None:
         """Tell the wait queue of the chunks of the first `steps` steps of `run`, those of withdrawn sequences included."""
@@ -342,7 +342,7 @@ class EngineCore:
     def _note_stalled(self, stalled: Sequence[SequenceState], since: Micros, now: Micros) -> None:
         """Note that decoding sequences have stood still in the step that has ended, so they complete a step later."""
         for seq in stalled:
-            self._completions.postpone(seq, seq.decode_origin_step + self._output_lengths[seq.request_id] + 1)
+            self._completions.postpone(seq, self._end_step(seq))  # the batch is about to move the origin step
             if self.batch.discounts_stalls:
                 seq.stall_time += now - since
                 if self.itl_log is not None:
@@ -364,7 +364,7 @@ class EngineCore:
             was_decoding = seq.is_decoding
             self.batch.remove(seq)
             if was_decoding:
-                self._completions.mark_stale()
+                self._completions.remove(seq, self._end_step(seq))
                 if self.run is not None:
                     self.run.departed_decodes += 1  # the shape of the run, which the meter reads, still counts it
         if self.counts_service:

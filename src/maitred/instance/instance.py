@@ -29,6 +29,7 @@ from maitred.instance.batch_former import EngineParts, standard_parts
 from maitred.instance.config import InstanceConfig
 from maitred.instance.engine_core import EngineCore
 from maitred.instance.events import EventKind, InstanceEvent
+from maitred.instance.plain_core import make_core
 from maitred.instance.step_meter import ItlLog, StepMeter
 from maitred.instance.step_run import StepRun
 
@@ -44,7 +45,7 @@ class Instance:
         parts = parts or standard_parts(config)
         self.prefix_cache = parts.prefix_cache
         """What the KV memory remembers; None without prefix caching."""
-        self._core = EngineCore(config, rng, parts)
+        self._core: EngineCore = make_core(config, rng, parts)
         self.lengths = self._core.lengths
         """Which requests could never run here, and where answers end."""
         self._blocks = parts.blocks

@@ -137,7 +137,6 @@ class StepMeter:
 
     __slots__ = (
         "_buckets",
-        "_exact_counts",
         "_growing_counts",
         "_growing_total",
         "_is_constant",
@@ -147,6 +146,7 @@ class StepMeter:
         "_sketch",
         "_smallest_growing",
         "busy_time",
+        "exact_counts",
     )
 
     def __init__(self, latency: LatencyModel, itl_log: ItlLog | None = None) -> None:
@@ -159,7 +159,7 @@ class StepMeter:
         self.busy_time: Micros = 0
         """µs that all steps took."""
         self._sketch = QuantileSketch()
-        self._exact_counts: dict[Micros, int] = {}
+        self.exact_counts: dict[Micros, int] = {}
         """Counts of the gaps (µs, without overhead) that are not in the sketch yet."""
         self._buckets = [] if self._is_constant else _bucket_table()
         self._growing_counts: dict[int, int] = {}
@@ -205,7 +205,7 @@ class StepMeter:
             return
         if self._itl_log is not None:
             self._itl_log.add_steps(gap if self._is_constant else bucket_index(gap + self._overhead), steps, gap * steps)
-        counts = self._exact_counts
+        counts = self.exact_counts
         if gap in counts:
             counts[gap] += decodes * steps
         else:
@@ -221,7 +221,7 @@ class StepMeter:
 
     def add_single_gaps(self, gap: Micros, count: int) -> None:
         """Add such gaps of `count` sequences, `gap` µs each. The log learns nothing of them."""
-        counts = self._exact_counts
+        counts = self.exact_counts
         counts[gap] = counts.get(gap, 0) + count
         if len(counts) > _MAX_EXACT_GAPS:
             self._flush_counts()
@@ -233,7 +233,7 @@ class StepMeter:
             self._sketch.add_buckets(self._growing_counts, *totals)
             self._growing_counts.clear()
             self._growing_total, self._smallest_growing, self._largest_growing = 0, _LONGEST, 0
-        overhead, counts = self._overhead, self._exact_counts
+        overhead, counts = self._overhead, self.exact_counts
         self._sketch.add_counts({gap + overhead: times for gap, times in counts.items()} if overhead else counts)
         counts.clear()
 

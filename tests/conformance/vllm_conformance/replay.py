@@ -210,7 +210,8 @@ class Replay:
         else:
             batch = NotingBatch(config.batch_limits, parts.blocks, policy)
         batch.replay = self
-        core = EngineCore(config, Random(0), EngineParts(parts.prefix_cache, parts.blocks, batch))
+        waiting = config.policy().make_queue(parts.prefix_cache, Random(0))
+        core = EngineCore(config, waiting, EngineParts(parts.prefix_cache, parts.blocks, batch))
         core.lengths = LengthLimits(asked["max_model_len"])
         return core
 

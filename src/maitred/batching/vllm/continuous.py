@@ -109,6 +109,54 @@ class ContinuousBatch(RunningBatch):
     def plan_decodes(self, max_repeats: int) -> StepPlan | None:
         return self._repeat_decodes(max_repeats) if self._cadence is None else None
 
+    def admit_whole(self, waiting: WaitQueue, now: Micros) -> SequenceState | None:
+        """Admit the only sequence that waits to a step with its whole prompt, while no other one prefills. Return None if that
+        does not fit, or there is more to it: ask `schedule`, which would do the same.
+
+        There must be no prefix cache, and `waiting` must not want to hear of steps.
+        """
+        seq, decodes = waiting.peek(), self.num_decodes
+        if seq is None or seq.num_preemptions or seq.transferred_kv_tokens or self._threshold or self._cadence is not None:
+            return None
+        tokens, blocks = seq.prompt_tokens, self._blocks
+        if tokens > self._max_tokens - decodes or tokens > self._max_chunk_tokens or decodes >= self._max_num_seqs:
+            return None
+        taken = -(-tokens // blocks.block_size)
+        if taken + (self._watermark_blocks if decodes else 0) > blocks.free - blocks.decode_blocks(1):
+            return None
+        waiting.pop()
+        blocks.free -= taken
+        seq.num_scheduled_tokens, seq.scheduled_at = tokens, now
+        seq.admission_index = self._num_admissions
+        self._num_admissions += 1
+        self.sequences[seq.request_id] = seq
+        self._prefilling.append(seq)
+        return seq
+
+    def complete_whole(self) -> SequenceState | None:
+        """Let the sequence decode that `admit_whole` has admitted, after its step. Return it, or None if it was withdrawn."""
+        if not self._prefilling:
+            return None
+        seq = self._prefilling.pop()
+        seq.num_computed_tokens = tokens = seq.prompt_tokens
+        seq.num_scheduled_tokens = 0
+        seq.is_decoding = True
+        seq.decode_origin_step = self.step_index - 1
+        self.num_decodes += 1
+        self.context_tokens += tokens
+        self._blocks.start_decode(tokens)
+        return seq
+
+    def finish(self, seq: SequenceState) -> None:
+        # As `remove`, of a sequence that decodes, after a step: then none stands still.
+        del self.sequences[seq.request_id]
+        seq.is_decoding = False
+        seq.num_output_tokens = emitted = self.step_index - seq.decode_origin_step
+        seq.num_computed_tokens = held = seq.prompt_tokens + emitted - 1
+        self.num_decodes -= 1
+        self.context_tokens -= held
+        self._blocks.release_decoding(seq, held)
+
     def _repeat_decodes(self, max_repeats: int) -> StepPlan | None:
         """Plan a step that only decodes, or return None if the blocks for it are not free."""
         self.num_transferred = 0

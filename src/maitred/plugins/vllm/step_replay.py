@@ -109,7 +109,9 @@ class StepReplay:
             config = RecordedInstance(flavour="vllm", step_by_step=True, step_time=self._step_time, **keys)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"the simulator has no such engine: {error}", where="the header of the step log") from error
-        self._core = EngineCore(config, Random(header.seed), standard_parts(config))
+        parts = standard_parts(config)
+        waiting = config.policy().make_queue(parts.prefix_cache, Random(header.seed))
+        self._core = EngineCore(config, waiting, parts)
         self._ends = {line.id: line for line in lines if isinstance(line, EndLine)}
         self._steps = [line for line in lines if isinstance(line, StepLine)]
         self._inputs = _inputs_by_step(lines)
