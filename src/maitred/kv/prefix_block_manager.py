@@ -171,11 +171,15 @@ class PrefixBlockManager(BlockManager):
         if content.is_discarded:
             content.is_discarded = False
             self.cache.release(lock)
-        elif content.will_return or content.conversation_prefix is not None:
+        elif content.will_return or (content.conversation_prefix is not None and not self._may_leave_out):
             self._commit(lock, self._all_block_hashes(seq, full), full)
             self.cache.release(lock)
         else:
-            self._commit(lock, content.block_hashes, min(full, content.num_known))
+            hashes, known = content.block_hashes, content.num_known
+            if content.conversation_prefix is not None:
+                hashes = self._known_block_hashes(seq, content, full)
+                known = len(hashes)
+            self._commit(lock, hashes, known if known < full else full)
             self.cache.release_private(lock, full - lock.num_committed)
         self.free = self.cache.free
 
@@ -212,6 +216,12 @@ class PrefixBlockManager(BlockManager):
         if self.free != self.cache.free or sum(openings) != self._num_decodes or min(openings) < 0:
             raise InvariantError(f"KV blocks: {self.free} free or {openings} open is not what the cache says")
 
+    @property
+    def _may_leave_out(self) -> bool:
+        """Whether the end of a conversation that no request continues may be released without hashes: nothing tells it from
+        blocks with hashes that are asked for by none. (A host keeps them, and a radix tree evicts them with the others.)"""
+        return self.host is None and self.cache.is_blockwise
+
     def _blocks_of(self, seq: SequenceState) -> SequenceBlocks:
         content = self._sequence_blocks.get(seq.request_id)
         if content is None:
@@ -221,18 +231,22 @@ class PrefixBlockManager(BlockManager):
     def _all_block_hashes(self, seq: SequenceState, blocks: int) -> Sequence[int]:
         """Return at least the first `blocks` hashes of the content of `seq`, private ones where no others are known."""
         content = self._blocks_of(seq)
-        hashes = content.block_hashes
-        if content.conversation_prefix is not None and len(hashes) < blocks:
-            known = apply_namespace(content.conversation_prefix.block_keys(self.block_size), seq.request.cache_namespace)
-            # A hash stands for all before it, so mostly the conversation begins with the prompt.
-            if len(known) >= blocks and hashes and known[len(hashes) - 1] == hashes[-1]:
-                hashes = part_of(known, 0, blocks)
-            else:
-                hashes = join_keys([hashes, known[len(hashes) : blocks]])
+        hashes = self._known_block_hashes(seq, content, blocks)
         if len(hashes) < blocks:
             hashes = join_keys([hashes, private_block_hashes(seq, len(hashes), blocks)])
         content.block_hashes = hashes
         return hashes
+
+    def _known_block_hashes(self, seq: SequenceState, content: SequenceBlocks, blocks: int) -> Sequence[int]:
+        """Return the hashes of the first `blocks` blocks of `seq`, of which `content` tells, as far as they are known; or more."""
+        hashes = content.block_hashes
+        if content.conversation_prefix is None or len(hashes) >= blocks:
+            return hashes
+        known = apply_namespace(content.conversation_prefix.block_keys(self.block_size), seq.request.cache_namespace)
+        # A hash stands for all before it, so mostly the conversation begins with the prompt.
+        if len(known) >= len(hashes) > 0 and known[len(hashes) - 1] == hashes[-1]:
+            return known if len(known) <= blocks else part_of(known, 0, blocks)
+        return join_keys([hashes, known[len(hashes) : blocks]])
 
     def _assigned_lock(self, content: SequenceBlocks, blocks: int) -> CacheLock:
         """Return the lock of a sequence, after `blocks` blocks in all have been assigned to it."""
