@@ -115,8 +115,13 @@ def chains(draw: st.DrawFn) -> list[int]:
 def made_in_parts(plain: Sequence[int], first: int, end: int, cut: int) -> KeyRanges:
     """Return `plain[first:end]`, in a table of its own that was made of two parts."""
     whole = key_ranges([range(key, key + 1) for key in plain])
-    made = whole.part(first, max(first, cut)).extended(whole.part(max(first, cut), len(plain)).ranges())
-    return made.part(0, end - first)
+    made = ranges_of(whole[first : max(first, cut)]).extended(ranges_of(whole[max(first, cut) :]).ranges())
+    return made.head(end - first)
+
+
+def ranges_of(keys: Sequence[int]) -> KeyRanges:
+    assert isinstance(keys, KeyRanges)
+    return keys
 
 
 @given(chains(), st.data())
@@ -144,7 +149,9 @@ def test_common_keys_of_chains_are_counted(plain: list[int], data: st.DataObject
 @given(keys(), st.integers(1, 5))
 def test_each_key_expands_into_those_of_its_parts(both: tuple[KeyRanges, list[int]], parts: int) -> None:
     ranges, plain = both
-    assert list(ranges.expanded(parts)) == [key * parts + part for key in plain for part in range(parts)]
+    keys = [key * parts + part for key in plain for part in range(parts)]
+    assert list(ranges.expanded(parts)) == keys
+    assert list(ranges.expanded(parts, 9)) == keys[:9]
 
 
 def test_long_prompts_with_few_keys_of_other_kinds_stay_ranges() -> None:
@@ -160,7 +167,9 @@ def test_long_prompts_with_few_keys_of_other_kinds_stay_ranges() -> None:
 
 @given(st.lists(st.integers(0, 60), max_size=30), st.sampled_from([1, 4, 32]))
 def test_ids_expand_into_the_keys_of_their_parts(ids: list[int], parts: int) -> None:
-    assert list(expand_keys(ids, parts)) == [key * parts + part for key in ids for part in range(parts)]
+    keys = [key * parts + part for key in ids for part in range(parts)]
+    assert list(expand_keys(ids, parts)) == keys
+    assert list(expand_keys(ids, parts, 40)) == keys[:40]
 
 
 def test_counted_ids_of_a_long_prompt_become_ranges_and_scattered_ones_with_small_parts_a_list() -> None:

@@ -140,14 +140,15 @@ class BlockPool(PrefixCache[RunLock]):
         lock.num_committed += count
         self._num_referenced += count
         index, last = self._runs_by_first_hash, lock.runs[-1][0] if lock.runs else None
-        if last is not None and index.get(last.first_hash) is not last:
+        is_copy = last is not None and index.get(last.first_hash) is not last
+        if is_copy:
             copied = self._num_cached_after_copy(lock, block_hashes)
         else:  # mostly nobody else has computed what comes next
             copied = self._match_length(block_hashes) if count and block_hashes[0] in index else 0
         fresh = self._commit_copies(lock, block_hashes, copied) if copied else block_hashes
         if copied == count:
             return
-        if not self._extend_last_run(lock, fresh, count - copied):
+        if is_copy or copied or not self._extend_last_run(lock, fresh, count):
             run = BlockRun(fresh if isinstance(fresh, KeyRanges) else list(fresh), 1)
             index[run.first_hash] = run
             lock.runs.append((run, count - copied))
@@ -201,7 +202,7 @@ class BlockPool(PrefixCache[RunLock]):
 
     def check(self) -> None:
         self.apply_evictions()
-        private = sum(lock.num_private for lock in self._locks) + self._num_unassigned
+        private = sum(lock.num_private for lock in self._locks) + self.num_unassigned
         listed = sum(entry.blocks if isinstance(entry, FreeExtent) else len(entry.block_hashes) for entry in self._free_list)
         if listed != self.free or self.free + self._num_referenced + private != self.total:
             shares = f"{self.free} free ({listed} listed) + {self._num_referenced} shared + {private} private"
@@ -224,19 +225,19 @@ class BlockPool(PrefixCache[RunLock]):
             raise InvariantError("KV blocks: the index is not what the runs say")
 
     def _extend_last_run(self, lock: RunLock, block_hashes: Sequence[int], count: int) -> bool:
-        """Put `count` blocks that `lock` commits behind those that it has committed last, if it alone holds them. Return
-        whether that was possible. A long prompt is committed chunk by chunk, and is one run all the same."""
+        """Put `count` blocks that `lock` commits behind those that it has committed last, which are no copy, if it alone holds
+        them. Return whether that was possible. A long prompt is committed chunk by chunk, and is one run all the same."""
         # A run that was found is left as it is: other prompts may have it in common, and would only split it again.
         if len(lock.runs) <= lock.num_found:
             return False
         run, blocks = lock.runs[-1]
         before = run.block_hashes
-        if run.num_locks > 1 or blocks != len(before) or self._runs_by_first_hash.get(run.first_hash) is not run:
+        if run.num_locks > 1 or blocks != len(before):
             return False
-        if isinstance(before, list):
-            before.extend(block_hashes)
-        elif isinstance(before, KeyRanges) and isinstance(block_hashes, KeyRanges):
+        if type(before) is KeyRanges and type(block_hashes) is KeyRanges:
             run.block_hashes = before.joined_in_chain(block_hashes)
+        elif isinstance(before, list):
+            before.extend(block_hashes)
         else:
             run.block_hashes = join_keys([before, block_hashes])
         lock.runs[-1] = (run, blocks + count)

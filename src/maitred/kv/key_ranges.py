@@ -159,11 +159,9 @@ class KeyRanges(Sequence[int]):
 
     def head(self, count: int) -> KeyRanges:
         """Return the first `count` keys, or all if there are fewer."""
-        return KeyRanges(self._table, self._start, min(self._start + max(count, 0), self._stop))
-
-    def part(self, first: int, end: int) -> KeyRanges:
-        """Return the keys from index `first` to before `end`, which are at most its length, and in order."""
-        return KeyRanges(self._table, self._start + first, self._start + end)
+        if count >= self._stop - self._start:
+            return self
+        return KeyRanges(self._table, self._start, self._start + max(count, 0))
 
     def with_before(self, count: int) -> KeyRanges | None:
         """Return these keys with the `count` keys before them of which they are a part, or None if they are of none."""
@@ -180,7 +178,9 @@ class KeyRanges(Sequence[int]):
         """As `joined`, of keys that each stand for themselves and all before them. If `other` is the end of keys that begin
         with these, as of a conversation that begins with a prompt, the result is a part of them."""
         before, table, stop, other_start = self._table, other._table, self._stop, other._start
-        if table is not before and 0 < stop - self._start <= other_start:
+        if table is before:
+            return KeyRanges(table, self._start, other._stop) if stop == other_start else self.joined(other)
+        if 0 < stop - self._start <= other_start:
             key = stop + before.shifts[bisect_left(before.ends, stop)]
             if key == other_start + table.shifts[bisect_left(table.ends, other_start)]:
                 return KeyRanges(table, other_start - stop + self._start, other._stop)
@@ -210,9 +210,10 @@ class KeyRanges(Sequence[int]):
                 shifts.append(shift)
         return KeyRanges(RangeTable(ends, shifts), 0, end)
 
-    def expanded(self, parts: int) -> KeyRanges:
-        """Return, for each key k of these, the `parts` keys from k · `parts` on."""
-        return KeyRanges(self._table.expanded(parts), self._start * parts, self._stop * parts)
+    def expanded(self, parts: int, most: int = maxsize) -> KeyRanges:
+        """Return, for each key k of these, the `parts` keys from k · `parts` on: the first `most` of all, or fewer."""
+        start, stop = self._start * parts, self._stop * parts
+        return KeyRanges(self._table.expanded(parts), start, stop if stop - start <= most else start + most)
 
 
 NO_KEYS: Final = KeyRanges(RangeTable((), ()), 0, 0)
@@ -225,7 +226,9 @@ def key_ranges(ranges: Iterable[range]) -> KeyRanges:
 
 def part_of(keys: Sequence[int], first: int, end: int) -> Sequence[int]:
     """Return `keys[first:end]`, without the detour over a slice. The bounds are in order, and within the keys."""
-    return keys.part(first, end) if type(keys) is KeyRanges else keys[first:end]
+    if type(keys) is KeyRanges:
+        return KeyRanges(keys._table, keys._start + first, keys._start + end)
+    return keys[first:end]
 
 
 def counted_keys(ranges: Sequence[range], num_keys: int) -> Sequence[int]:
@@ -235,10 +238,10 @@ def counted_keys(ranges: Sequence[range], num_keys: int) -> Sequence[int]:
     return key_ranges(ranges)
 
 
-def expand_keys(keys: Sequence[int], parts: int) -> Sequence[int]:
-    """Return, for each key k of `keys`, the `parts` keys from k · `parts` on."""
+def expand_keys(keys: Sequence[int], parts: int, most: int = maxsize) -> Sequence[int]:
+    """Return, for each key k of `keys`, the `parts` keys from k · `parts` on: the first `most` of all, or fewer."""
     if isinstance(keys, KeyRanges):
-        return keys.expanded(parts)
+        return keys.expanded(parts, most)
     if len(keys) * parts >= _FEW_PARTS:
         # Ids that a trace counts go on by one in each prompt, but for where it leaves what others have begun with.
         ends, shifts, end = list[int](), list[int](), 0
@@ -247,8 +250,8 @@ def expand_keys(keys: Sequence[int], parts: int) -> Sequence[int]:
             ends.append(end)
             shifts.append(shift * parts)
         if end >= _KEYS_PER_RANGE * len(ends):
-            return KeyRanges(RangeTable(ends, shifts), 0, end)
-    return list(chain.from_iterable([range(key * parts, key * parts + parts) for key in keys]))
+            return KeyRanges(RangeTable(ends, shifts), 0, end if end <= most else most)
+    return list(chain.from_iterable([range(key * parts, key * parts + parts) for key in keys]))[:most]
 
 
 def join_keys(parts: Sequence[Sequence[int]]) -> Sequence[int]:

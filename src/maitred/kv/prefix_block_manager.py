@@ -60,7 +60,7 @@ class SequenceBlocks:
 class PrefixBlockManager(BlockManager):
     """The KV blocks of one instance, in `cache`, which only this object may change."""
 
-    __slots__ = ("_num_unassigned", "_sequence_blocks", "cache", "host")
+    __slots__ = ("_sequence_blocks", "cache", "host")
 
     def __init__(self, cache: PrefixCache[Any]) -> None:
         super().__init__(cache.total, cache.block_size)
@@ -68,8 +68,6 @@ class PrefixBlockManager(BlockManager):
         self.host: HostTier | None = None
         """What keeps evicted blocks, or None."""
         self._sequence_blocks: dict[RequestId, SequenceBlocks] = {}
-        self._num_unassigned = 0
-        """Blocks that decoding sequences have opened and that are not assigned to their locks yet."""
 
     @property
     def num_fetched_blocks(self) -> int:
@@ -77,7 +75,6 @@ class PrefixBlockManager(BlockManager):
 
     def reserve(self, blocks: int) -> None:
         self.cache.reserve(blocks)
-        self._num_unassigned += blocks
         self.free -= blocks
 
     def reserve_next_step(self) -> None:
@@ -91,7 +88,6 @@ class PrefixBlockManager(BlockManager):
         opened = super().run_steps(steps)
         if opened:
             self.cache.reserve(opened)
-            self._num_unassigned += opened
         return opened
 
     def expect_continuation(self, seq: SequenceState, conversation_prefix: PrefixKeys) -> None:
@@ -122,10 +118,11 @@ class PrefixBlockManager(BlockManager):
 
     def fill(self, seq: SequenceState, tokens: int) -> None:
         """Assign reserved blocks to `seq` for its first `tokens` tokens, complete after the next step. Commit the full ones."""
-        content = self._blocks_of(seq)
-        lock = self._assigned_lock(content, self.blocks_for(tokens))
+        content, size = self._blocks_of(seq), self.block_size
+        lock = self._assigned_lock(content, -(-tokens // size))
+        full, known = tokens // size, content.num_known
         # Committed before it is computed (as in vLLM), so that a sequence admitted later in the same step may share it.
-        self._commit(lock, content.block_hashes, min(tokens // self.block_size, content.num_known))
+        self._commit(lock, content.block_hashes, known if known < full else full)
 
     def publish(self, seq: SequenceState, tokens: int) -> None:
         """As `fill`, once its first `tokens` tokens have been computed. Of a sequence that was preempted the output is
@@ -210,8 +207,9 @@ class PrefixBlockManager(BlockManager):
     def check(self, held: int) -> None:
         self.cache.check()
         locks = [content.lock for content in self._sequence_blocks.values() if content.lock is not None]
-        if held + self._num_opened != sum(lock.num_committed + lock.num_private for lock in locks) + self._num_unassigned:
-            raise InvariantError(f"KV blocks: sequences say {held}, their locks and {self._num_unassigned} unassigned differ")
+        unassigned = self.cache.num_unassigned
+        if held + self._num_opened != sum(lock.num_committed + lock.num_private for lock in locks) + unassigned:
+            raise InvariantError(f"KV blocks: sequences say {held}, their locks and {unassigned} unassigned differ")
         openings = self._openings_by_phase
         if self.free != self.cache.free or sum(openings) != self._num_decodes or min(openings) < 0:
             raise InvariantError(f"KV blocks: {self.free} free or {openings} open is not what the cache says")
@@ -238,7 +236,7 @@ class PrefixBlockManager(BlockManager):
         return hashes
 
     def _known_block_hashes(self, seq: SequenceState, content: SequenceBlocks, blocks: int) -> Sequence[int]:
-        """Return the hashes of the first `blocks` blocks of `seq`, of which `content` tells, as far as they are known; or more."""
+        """Return the hashes of the first `blocks` blocks of `seq`, whose content is `content`, as far as known, or more."""
         hashes = content.block_hashes
         if content.conversation_prefix is None or len(hashes) >= blocks:
             return hashes
@@ -257,7 +255,6 @@ class PrefixBlockManager(BlockManager):
         missing = blocks - lock.num_committed - lock.num_private
         if missing > 0:
             self.cache.assign(lock, missing)
-            self._num_unassigned -= missing
         return lock
 
     def _commit(self, lock: CacheLock, block_hashes: Sequence[int], count: int) -> None:

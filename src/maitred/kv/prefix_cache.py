@@ -87,7 +87,7 @@ class PrefixCache(ABC, Generic[L]):
         """Blocks that no lock holds and that are not reserved, whether or not something is cached in them."""
         self._pending_evictions = 0
         """Blocks that were reserved since evictions were last applied."""
-        self._num_unassigned = 0
+        self.num_unassigned = 0
         """Blocks that are reserved and belong to no lock yet."""
         self._locks: set[L] = set()
         self._listeners: list[PrefixCacheListener] = []
@@ -110,13 +110,13 @@ class PrefixCache(ABC, Generic[L]):
             raise ValueError(f"{blocks} blocks are to be reserved, {self.free} are free")
         self.free -= blocks
         self._pending_evictions += blocks
-        self._num_unassigned += blocks
+        self.num_unassigned += blocks
 
     def assign(self, lock: L, blocks: int) -> None:
         """Add `blocks` reserved blocks to `lock`, as its last ones. Raises ValueError if fewer are left to assign."""
-        if blocks > self._num_unassigned:
-            raise ValueError(f"{blocks} blocks are to be assigned, {self._num_unassigned} are reserved")
-        self._num_unassigned -= blocks
+        if blocks > self.num_unassigned:
+            raise ValueError(f"{blocks} blocks are to be assigned, {self.num_unassigned} are reserved")
+        self.num_unassigned -= blocks
         lock.num_private += blocks
 
     def insert(self, block_hashes: Sequence[int], *, priority: float = 0.0) -> int:

@@ -204,7 +204,7 @@ class RadixCache(PrefixCache[RadixLock]):
             lock.node.end_position != lock.num_committed for lock in self._locks
         ):
             raise InvariantError("radix tree: lock references are not what the locks hold")
-        private = sum(lock.num_private for lock in self._locks) + self._num_unassigned
+        private = sum(lock.num_private for lock in self._locks) + self.num_unassigned
         referenced = sum(len(node.block_hashes) for node in nodes if node.num_locks)
         cached = self._num_cached
         balances = self.free + referenced + private == self.total

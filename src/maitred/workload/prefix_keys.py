@@ -54,7 +54,7 @@ class ChainedBlockIds(msgspec.Struct, frozen=True, gc=False):
                 hint=f"use a divisor of {self.block_tokens}, such as {gcd(self.block_tokens, 16)}, or a multiple of it",
             )
         parts = self.block_tokens // block_size
-        return expand_keys(self.ids, parts)[: self.tokens // block_size]
+        return expand_keys(self.ids, parts, self.tokens // block_size)
 
 
 class UnchainedBlockIds(msgspec.Struct, frozen=True, gc=False):

@@ -264,9 +264,8 @@ class ContinuousBatch(RunningBatch):
         holds_prefill = self._cadence is not None and self._cadence.holds
         if prefixed is not None:
             prefixed.reserve_next_step()  # decodes take their blocks before prompts do, so they evict first
-            prefixed.apply_evictions()
         if self.announces_steps:
-            waiting.on_step_start(self, now)
+            self._announce_step(waiting, now)
         while budget > 0 and len(sequences) < most:
             seq = waiting.peek()
             if seq is None:
@@ -310,6 +309,12 @@ class ContinuousBatch(RunningBatch):
             self._add_running(seq, start, tokens, now)
             chunks.append(PrefillChunk(tokens, start, seq.num_tokens_to_prefill, seq))
         return budget
+
+    def _announce_step(self, waiting: WaitQueue, now: Micros) -> None:
+        """Tell the wait queue, which may look at the cache, that a step is about to be formed."""
+        if self._prefix_blocks is not None:
+            self._prefix_blocks.apply_evictions()
+        waiting.on_step_start(self, now)
 
     def _serve_in_turn(self) -> StepPlan:
         """Let the running sequences take tokens and blocks in their order, because these do not suffice for all. While one does

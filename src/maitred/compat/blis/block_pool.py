@@ -208,7 +208,7 @@ class BlisPool(PrefixCache[BlisLock]):
 
     def check(self) -> None:
         self.apply_evictions()
-        private = sum(lock.num_private for lock in self._locks) + self._num_unassigned
+        private = sum(lock.num_private for lock in self._locks) + self.num_unassigned
         listed, locked = sum(self._free_list.values()), len(self._num_locks)
         if listed != self.free or self.free + locked + private != self.total:
             shares = f"{self.free} free ({listed} listed) + {locked} shared + {private} private"
