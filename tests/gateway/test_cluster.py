@@ -98,6 +98,10 @@ def test_the_dashboard_of_a_scheduler_shows_what_its_gateways_hold() -> None:
             assert leader["mode"] == "leading"
             assert sorted(each["name"] for each in leader["gateways"]) == ["g0", "g1"]
             assert list(seen["backends"]) == [c.backend.url]
+            own = await c.page("/maitred/state")  # A gateway knows no backend's slots, and none is made up.
+            assert [(each["slots"], each["source"]) for each in own["backends"]] == [(None, "scheduler")]
+            assert own["models"] == {"m": {"slots": SLOTS, "source": "scheduler"}}
+            assert b"maitred_backend_slots{" not in (await c.ask(c.urls[0], "/metrics"))[1]
             engine.go_on.set()
             for each in (*held, waiting):
                 assert (await each.read_response())[0] == 200

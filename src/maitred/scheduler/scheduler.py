@@ -81,6 +81,11 @@ class Scheduler:
         raise NotImplementedError
 
     @property
+    def told_slots(self) -> Mapping[str, int] | None:
+        """The slots of each pool as another process has told, or None if this one knows those of each backend."""
+        return None
+
+    @property
     def programs(self) -> RealTimePrograms | None:
         """The driver of the programs, or None if requests are routed one by one."""
         return None if self.program_parts is None else self.program_parts.driver

@@ -103,7 +103,7 @@ function showEngines(live) {
   engineRows.show(all.map(([url, engine]) => {
     const kv = engine.load?.kv_usage;
     return [url, [
-      url, stateOf(engine), whole.format(engine.in_flight), whole.format(engine.slots), engine.load?.running ?? "–", engine.load?.waiting ?? "–",
+      url, stateOf(engine), whole.format(engine.in_flight), engine.slots === undefined ? "–" : whole.format(engine.slots), engine.load?.running ?? "–", engine.load?.waiting ?? "–",
       kv === undefined ? "–" : { bar: kv, text: percent(kv) }, { text: whyOf(engine), className: "words" },
       { text: (engine.models ?? []).join(", "), className: "words wide" },
     ]];

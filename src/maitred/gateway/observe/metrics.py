@@ -271,7 +271,7 @@ def upstream_families(backends: Sequence[Backend]) -> Iterator[Metric]:
 
 def learned_families(state: GatewayState) -> Iterator[Metric]:
     """Yield the slots of each backend, where they come from, and what is believed where they are learned."""
-    slots = (([b.url, b.source], b.slots) for b in state.backends)
+    slots = (([b.url, b.source], b.slots) for b in state.backends if b.slots is not None)
     text = "Requests that it may have in flight, for each model, and where this number comes from."
     yield gauge("maitred_backend_slots", text, ["backend", "source"], slots)
     learned = [(b.url, b.learned) for b in state.backends if b.learned is not None]

@@ -195,10 +195,10 @@ class BackendState(msgspec.Struct):
     problem: str
     draining: bool
     """Whether nothing more is sent to it: an operator wants that, or no source lists it any more."""
-    slots: int
-    """Requests that the backend may have in flight, for each model."""
+    slots: int | None
+    """Requests that the backend may have in flight, for each model; null where a scheduler in another process knows."""
     source: SlotSource
-    """Where this number comes from."""
+    """Where this number comes from, or `scheduler`."""
     learned: LearnedState | None
     """What is believed and why, if the slots are learned."""
     connections: int

@@ -121,11 +121,13 @@ class StateSnapshots:
         return states
 
     def _models(self) -> Steps[dict[str, ModelState]]:
-        states, pools = {}, self._fleet.pools
+        states, pools, told = {}, self._fleet.pools, self._scheduler.told_slots
         for some in in_batches(self._fleet.known_models, _MODELS_IN_STEP):
             for model in some:
-                slots = pools.offered_slots(pools.pool_of(model))
-                states[model] = ModelState(slots.slots, slots.source)
+                pool = pools.pool_of(model)
+                slots = pools.offered_slots(pool)
+                own = ModelState(slots.slots, slots.source)
+                states[model] = own if told is None else ModelState(told.get(pool, 0), "scheduler")
             yield
         return states
 
@@ -149,7 +151,10 @@ class StateSnapshots:
         ejection = _ejection_state(b.circuit, self._admission.clock.now())
         connections, discovery = self._client.num_connections(b.origin), self._scheduler.discovery
         sources = [] if discovery is None else discovery.sources_of(b.url)
-        return BackendState(*own, slots.slots, slots.source, learned, connections, seen, ejection, sources)
+        state = BackendState(*own, slots.slots, slots.source, learned, connections, seen, ejection, sources)
+        if self._scheduler.told_slots is not None:
+            state.slots, state.source = None, "scheduler"
+        return state
 
     def _sources(self) -> list[DiscoveryState]:
         discovery = self._scheduler.discovery

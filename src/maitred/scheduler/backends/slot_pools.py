@@ -37,7 +37,7 @@ from maitred.scheduler.backends.backend import Backend
 from maitred.scheduler.backends.served_models import ANY_MODEL, ServedChange, ServedModels
 from maitred.scheduler.config import DEFAULT_SLOTS_PER_BACKEND, FleetConfig
 
-SlotSource: TypeAlias = Literal["configured", "reported", "learned", "default", "mixed", "none"]
+SlotSource: TypeAlias = Literal["configured", "reported", "learned", "default", "mixed", "none", "scheduler"]
 """Where a number of slots comes from; `none` if no backend is up, so that there are none."""
 _MAX_ID_CHARS: Final = 1_024
 

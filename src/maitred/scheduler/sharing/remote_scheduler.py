@@ -103,6 +103,10 @@ class RemoteScheduler(Scheduler):
         return self._routed if scheduled.memory_lease is None else self._of_program
 
     @property
+    def told_slots(self) -> Mapping[str, int]:
+        return self.unlinked.slots
+
+    @property
     def programs(self) -> RealTimePrograms | None:
         return self._remote_programs
 

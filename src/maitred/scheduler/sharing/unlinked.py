@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from typing import Final, Literal
 
 import msgspec
@@ -102,6 +103,11 @@ class Unlinked:
     def take_shares(self, payload: bytes) -> None:
         """Note how much there is, as the scheduler tells."""
         self._shares = msgspec.msgpack.decode(payload, type=Shares)
+
+    @property
+    def slots(self) -> Mapping[str, int]:
+        """The slots of each pool, as the scheduler has told them last."""
+        return self._shares.slots
 
     def note_link(self) -> None:
         """Note that the link was opened or lost."""
