@@ -5,6 +5,7 @@ mean there, and where the programs of a gateway are kept.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,7 +19,7 @@ from maitred.cli import main, scheduler, serve
 from maitred.cli.flags import command
 from maitred.cli.gateway_flags import SERVE as SERVE_FLAGS
 from maitred.cli.made_gateway import default_state
-from maitred.cli.serve import ServeFlags, run, values_of
+from maitred.cli.serve import ServeFlags, num_workers, run, values_of
 from maitred.cli.smg_flags import spread_values
 from maitred.config import ConfigSources, LoadedConfig
 from maitred.core.errors import ConfigError
@@ -363,3 +364,10 @@ def test_programs_whose_kv_nothing_keeps_are_warned_of(maitred: Any, caching: bo
 )
 def test_a_file_for_each_port(env: dict[str, str], port: int, path: str | None) -> None:
     assert default_state(env, port) == path
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system does not say which processors may be used")
+def test_as_many_workers_as_this_process_may_use_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1, 5, 7})
+    assert num_workers("auto") == 3
+    assert given({"gateway.workers": "2"})["gateway.workers"] == num_workers(2) == 2
