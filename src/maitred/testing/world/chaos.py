@@ -28,6 +28,17 @@ Harm: TypeAlias = Callable[[S, Random], Awaitable[None]]
 """Does harm once, and mends it."""
 
 
+async def play_clients(stage: S, kinds: Mapping[str, tuple[Harm[S], float]]) -> None:
+    """Let the clients of a scenario do what they are to do, while its faults happen. `kinds` as in `troubles`."""
+    harming = [stage.loop.create_task(trouble) for trouble in troubles(stage, kinds)]
+    await asyncio.gather(*(client.run() for client in stage.clients))
+    for trouble in harming:
+        trouble.cancel()  # and each mends what it has done
+    for ended in await asyncio.gather(*harming, return_exceptions=True):
+        if isinstance(ended, Exception):
+            raise ended
+
+
 def troubles(stage: S, kinds: Mapping[str, tuple[Harm[S], float]]) -> Iterator[Coroutine[Any, Any, None]]:
     """Yield what makes the faults of a scenario. `kinds` has each kind with the mean time between two harms, in seconds."""
     for name in stage.scenario.faults:

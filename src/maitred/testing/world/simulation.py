@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -24,7 +24,7 @@ import msgspec
 from maitred.testing.world import chaos, invariants
 from maitred.testing.world.answers import Violation
 from maitred.testing.world.scenario import Scenario
-from maitred.testing.world.stage import Stage
+from maitred.testing.world.stage import Scene, Stage
 
 IDLE_SECS: Final = 90.0
 """Seconds after which a gateway without requests has closed its idle connections."""
@@ -54,6 +54,26 @@ class ScenarioOutcome(msgspec.Struct):
     """Of the log of decisions."""
 
 
+def outcome_of(stage: Scene, decision_logs: Iterable[Path]) -> ScenarioOutcome:
+    """Return what has become of a scenario so far."""
+    fates = Counter(f"{sent.fate} {sent.status or ''}".strip() for sent in stage.ledger.sent.values())
+    decisions = hashlib.blake2b(digest_size=16)
+    for log in decision_logs:
+        decisions.update(log.read_bytes() if log.exists() else b"")
+    return ScenarioOutcome(
+        stage.scenario.seed,
+        stage.ledger.violations,
+        stage.loop.num_events,
+        stage.loop.time(),
+        dict(sorted(fates.items())),
+        dict(sorted(stage.reasons.items())),
+        dict(sorted(stage.faults.items())),
+        dict(sorted(stage.pairs.items())),
+        stage.tap.digest,
+        decisions.hexdigest(),
+    )
+
+
 class Simulation:
     """A scenario that is played."""
 
@@ -81,19 +101,7 @@ class Simulation:
 
     def outcome(self) -> ScenarioOutcome:
         """Return what has become of the scenario so far."""
-        fates = Counter(f"{sent.fate} {sent.status or ''}".strip() for sent in self.stage.ledger.sent.values())
-        return ScenarioOutcome(
-            self.stage.scenario.seed,
-            self.stage.ledger.violations,
-            self.stage.loop.num_events,
-            self.stage.loop.time(),
-            dict(sorted(fates.items())),
-            dict(sorted(self.stage.reasons.items())),
-            dict(sorted(self.stage.faults.items())),
-            dict(sorted(self.stage.pairs.items())),
-            self.stage.tap.digest,
-            hashlib.blake2b(self.stage.decision_log.read_bytes(), digest_size=16).hexdigest(),
-        )
+        return outcome_of(self.stage, [self.stage.decision_log])
 
     async def _play(self) -> None:
         stage = self.stage
@@ -102,13 +110,7 @@ class Simulation:
         stage.settings = stage.scenario.settings([engine.url for engine in stage.engines], str(stage.decision_log))
         await stage.process.start()
         stage.loop.after_turn = self._after_turn
-        troubles = [stage.loop.create_task(trouble) for trouble in chaos.troubles(stage, chaos.FAULTS)]
-        await asyncio.gather(*(client.run() for client in stage.clients))
-        for trouble in troubles:
-            trouble.cancel()  # and each mends what it has done
-        for ended in await asyncio.gather(*troubles, return_exceptions=True):
-            if isinstance(ended, Exception):
-                raise ended
+        await chaos.play_clients(stage, chaos.FAULTS)
         stage.ledger.violations.extend(await self._become_idle())
         await stage.process.stop()
         stage.loop.after_turn = None

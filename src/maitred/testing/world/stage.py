@@ -113,6 +113,7 @@ class Scene:
         self.tap = WireTap(trace)
         self.network = Network(self.loop, scenario.link, self.tap)
         self.engines = [self._make_engine(number) for number in range(scenario.num_engines)]
+        self.clients: list[SimulatedClient] = []
         self.ledger = Ledger()
         self.log = KeptLog()
         self.stands: list[tuple[Micros, Micros]] = []

@@ -8,9 +8,7 @@ for `fault_secs`, and are mended. Then each gateway gets a chat of the highest c
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
@@ -24,7 +22,7 @@ from maitred.testing.world.cluster.faults import FAULTS
 from maitred.testing.world.cluster.processes import LinkedProcess
 from maitred.testing.world.cluster.scenario import ClusterScenario
 from maitred.testing.world.cluster.stage import ClusterStage
-from maitred.testing.world.simulation import ScenarioOutcome
+from maitred.testing.world.simulation import ScenarioOutcome, outcome_of
 
 _IDLE_SECS: Final = 5.0
 _FIRST_LEARNING_SECS: Final = 3.5
@@ -59,23 +57,7 @@ class ClusterSimulation:
 
     def outcome(self) -> ScenarioOutcome:
         """Return what has become of the scenario so far."""
-        stage, digest = self.stage, hashlib.blake2b(digest_size=16)
-        for scheduler in stage.schedulers:
-            log = stage.decision_log(scheduler.name)
-            digest.update(log.read_bytes() if log.exists() else b"")
-        fates = Counter(f"{sent.fate} {sent.status or ''}".strip() for sent in stage.ledger.sent.values())
-        return ScenarioOutcome(
-            stage.scenario.seed,
-            stage.ledger.violations,
-            stage.loop.num_events,
-            stage.loop.time(),
-            dict(sorted(fates.items())),
-            dict(sorted(stage.reasons.items())),
-            dict(sorted(stage.faults.items())),
-            dict(sorted(stage.pairs.items())),
-            stage.tap.digest,
-            digest.hexdigest(),
-        )
+        return outcome_of(self.stage, [self.stage.decision_log(scheduler.name) for scheduler in self.stage.schedulers])
 
     async def _play(self) -> None:
         stage = self.stage
@@ -88,13 +70,7 @@ class ClusterSimulation:
         stage.mended_at = stage.loop.micros
         await asyncio.sleep(_FIRST_LEARNING_SECS)
         looking = stage.loop.create_task(self._look())
-        troubles = [stage.loop.create_task(trouble) for trouble in chaos.troubles(stage, FAULTS)]
-        await asyncio.gather(*(client.run() for client in stage.clients))
-        for trouble in troubles:
-            trouble.cancel()  # and each mends what it has done
-        for ended in await asyncio.gather(*troubles, return_exceptions=True):
-            if isinstance(ended, Exception):
-                raise ended
+        await chaos.play_clients(stage, FAULTS)
         await asyncio.sleep(to_seconds(invariants.HEALED_AFTER))
         await asyncio.gather(*(self._probe(gateway) for gateway in stage.gateways))
         await asyncio.sleep(_IDLE_SECS)

@@ -46,7 +46,6 @@ class ClusterStage(Scene):
         self.watch = LinkWatch(self.loop, self.schedulers, self.ledger.violations.append)
         self.tap.on_sent = self.watch.on_sent
         self._spread = self.loop.draws.of("clients")
-        self.clients: list[SimulatedClient] = []
         self._gateways_of: dict[str, LinkedProcess] = {}
         for number, plan in enumerate(scenario.clients):
             self.add_client(f"{plan.kind}{number}", plan, self._spread.choice(self.gateways))
