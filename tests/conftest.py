@@ -33,6 +33,10 @@ if sys.dont_write_bytecode:
     os.environ["PYTHONPYCACHEPREFIX"] = tempfile.mkdtemp(prefix="maitred-tests-")
     atexit.register(shutil.rmtree, os.environ["PYTHONPYCACHEPREFIX"], ignore_errors=True)
 
+# The tests take all cores. A BLAS with threads of its own spins on cores that others have, where a fit of 500 rows took thirty
+# times as long. It is read when NumPy is first imported, here and in the processes that tests start.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 # No balancer watches the gateways that tests start, so these need not wait for one when they end.
 os.environ["MAITRED_GATEWAY__SETTLE_SECS"] = "0"
 

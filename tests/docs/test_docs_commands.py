@@ -104,7 +104,7 @@ SMALLER = [
     (r"python bench/admission\.py", "--rounds 1 --only off"),
     (r"python bench/agentic\.py", "--rounds 1"),
     (r"python bench/queueing\.py", "--rounds 1 --only fcfs"),
-    (r"python bench/programs\.py", "--rounds 1 --sizes 600"),
+    (r"python bench/programs\.py", "--rounds 1 --sizes 200"),
     (r"python bench/shared_prompt\.py", "--size 60"),
     (r"python bench/kv_pressure\.py", "--size 12"),
     (r"python bench/starvation\.py", "--size 2"),
