@@ -224,7 +224,7 @@ class Program:
         if self.backend is not None:
             contexts = self.contexts
             return self.idle_contexts.beside(sum(contexts.values())) if contexts else self.idle_contexts.tokens
-        return self.waiting_tokens if self.waiting else self.idle_contexts.last
+        return self.waiting_tokens if self.waiting else self.idle_contexts.tokens  # one at most (`keep_last`)
 
     def begin_context(self, request_id: RequestId, tokens: int, limit: float) -> None:
         """Count a request as under way. `limit`: the tokens of the largest program that fits into the memory."""

@@ -71,7 +71,10 @@ class SequenceNumbers:
 class _TenantQueue:
     """Requests that are served one after another: of one tenant, or of all."""
 
-    __slots__ = ("account", "entry", "name", "number", "virtual_time", "waiting")
+    __slots__ = ("account", "entry", "head", "name", "number", "virtual_time", "waiting")
+
+    head: Ticket
+    """The first one, since the queue was last given its place: with each new first one it is given another."""
 
     def __init__(self, name: str, account: TenantAccount | None, virtual_time: int) -> None:
         self.name = name
@@ -106,6 +109,7 @@ class _ServingOrder(LazyHeap[tuple[int, int, _TenantQueue]]):
         """Give a queue its place, which is new, or has changed with its head or its virtual time."""
         self._num_places = serial = self._num_places + 1
         heap, former, queue.number, queue.entry = self._heap, queue.entry, serial, serial
+        queue.head = next(iter(queue.waiting.values()))
         key = self._key_of(queue)
         # Mostly a queue is placed again because it was the first one and has just been served. Its entry is overwritten
         # then: that costs one pass through the heap instead of two, and leaves no stale entry.
@@ -131,7 +135,7 @@ class _ServingOrder(LazyHeap[tuple[int, int, _TenantQueue]]):
             self.mark_stale()
 
     def _key_of(self, queue: _TenantQueue) -> int:
-        number = next(iter(queue.waiting.values())).sequence_number
+        number = queue.head.sequence_number
         # A request that is tried again has a number below 0, and so goes before every virtual time.
         return queue.virtual_time if self._by_virtual_time and number > 0 else number
 
@@ -144,9 +148,8 @@ class _ServingOrder(LazyHeap[tuple[int, int, _TenantQueue]]):
             if serial != queue.entry:
                 self._num_stale -= 1
             else:
-                head = next(iter(queue.waiting.values()))
-                if queue.account is None or queue.account.has_room(head.sequences):
-                    return head
+                if queue.account is None or queue.account.has_room(queue.head.sequences):
+                    return queue.head
                 # Its entry goes, or every look would pass it again; `put_back_tenant` gives the queue a new one.
                 queue.entry = 0
             heappop(heap)
@@ -224,7 +227,7 @@ class LaneQueue:
             return None
         _, serial, queue = entries[0]
         if serial == queue.entry and queue.account is None:
-            return next(iter(queue.waiting.values()))
+            return queue.head
         return self._serving_order.first_within_limit()
 
     def holds_back(self, ticket: Ticket) -> bool:
@@ -270,7 +273,7 @@ class LaneQueue:
         self._remove_from(self._tenant_queues[self._queue_name(ticket)], ticket)
 
     def _remove_from(self, queue: _TenantQueue, ticket: Ticket) -> None:
-        was_head = next(iter(queue.waiting.values())) is ticket
+        was_head = queue.head is ticket
         del queue.waiting[ticket.id]
         self._count -= 1
         if self._waiting.pop(ticket.id, None) is None:
