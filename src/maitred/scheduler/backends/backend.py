@@ -171,16 +171,12 @@ class UpstreamRequest(CancelScope):
     """A request at a backend. If it is cancelled, the backend has failed it: it is *abandoned*."""
 
     # What is seldom read before it is set stands in the class: to read it there is dear.
-    is_committed = False
-    """Whether its response goes to the client: the request is not taken away from its backend any more."""
     may_be_abandoned = True
     """Whether it may be taken away from a backend that is down: it was not too often."""
     is_unanswered_probe = False
     """Whether it is a probe of which no answer has come: no other one is sent meanwhile."""
     record: AnswerTimes | None = None
     """What is known of its answer."""
-    is_complete = False
-    """Whether its answer came whole, with status 200."""
     has_failed = False
     """Whether the backend failed it."""
 
@@ -188,6 +184,10 @@ class UpstreamRequest(CancelScope):
         self.task = task
         self.backend = backend
         self.request = request
+        # Not in the class: if thirty requests have begun before the first answer, to set them makes a dictionary for each.
+        self.is_committed = self.is_complete = False
+        """Whether its response goes to the client, and it is not taken away from its backend any more; whether its answer came
+        whole, with status 200."""
         self.is_stranded = False
         """Whether admission knows that the slot of the request goes with it, since its backend takes no new requests."""
         self.is_probe = False
