@@ -25,6 +25,7 @@ from maitred.scheduler.interface import Degrading, Dialer, KnownAddresses, LinkA
 from maitred.scheduler.link_config import SchedulerConfig
 from maitred.wire.machine import Machine
 from maitred.wire.server import running_server
+from maitred.wire.tasks import end_asking
 
 SECRET = "a secret of a test"
 SLOTS = 2
@@ -127,7 +128,7 @@ class Cluster:
         assert host is not None
         assert host.leadership.elector is not None
         assert host._server is not None
-        host.leadership.elector._task.cancel()  # type: ignore[union-attr]
+        await end_asking(host.leadership.elector._task)
         if hasattr(host.leadership.elector._election, "_descriptor"):
             await host.leadership.elector._election.resign()
         host.leadership.elector._term = None

@@ -50,7 +50,7 @@ def test_the_next_leader_knows_idle_programs_and_the_last_one_writes_no_more(tmp
         async with contextlib.AsyncExitStack() as stack:
             port = await stack.enter_async_context(redis_server(tmp_path, "--requirepass", "a-word"))
             url = f"redis://:a-word@127.0.0.1:{port}"
-            c = await stack.enter_async_context(cluster(None, 0, election=url, lease_secs=0.5))
+            c = await stack.enter_async_context(cluster(None, 0, election=url, lease_secs=1.0))
             c.programs = ProgramsConfig(mode="default", state=f"{url}#fleet")
             first, second = await c.add_scheduler(), await c.add_scheduler()
             election = open_election(url, c.link, Machine().random)

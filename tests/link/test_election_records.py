@@ -135,6 +135,32 @@ def test_a_store_whose_client_fails_is_asked_again_and_the_log_has_it_once(caplo
     assert [each.exc_info is not None for each in caplog.records] == [True, False]  # the error, and what this scheduler does
 
 
+def test_a_scheduler_ends_though_the_client_of_its_store_swallows_a_cancellation() -> None:
+    class Swallowing(SoleScheduler):
+        lease = 2 * SECOND
+        swallowed = 0
+
+        async def renew(self, gateways: Collection[GatewayId]) -> bool:
+            try:
+                await asyncio.sleep(0.1)
+            except asyncio.CancelledError:  # as `asyncio.wait_for` does before Python 3.12
+                self.swallowed += 1
+            return True
+
+    async def scenario() -> None:
+        scheduler, election = Scheduler(), Swallowing()
+        machine = virtual_time.MACHINE.get()
+        assert machine is not None
+        elector = Elector(election, US, scheduler, machine.clock)
+        await elector.start()
+        await asyncio.sleep(0.55)
+        async with asyncio.timeout(60):
+            await elector.close()
+        assert (election.swallowed, scheduler.epoch) == (1, None)
+
+    virtual_time.run(scenario())
+
+
 def test_a_scheduler_says_whom_it_stands_by_for_and_what_it_does_without_the_store(caplog: pytest.LogCaptureFixture) -> None:
     class Changing(SoleScheduler):
         lease = 2 * SECOND

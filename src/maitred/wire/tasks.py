@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Final
+
+_CANCEL_SECS: Final = 1.0
 
 
 async def end_tasks(*tasks: asyncio.Task[Any] | None) -> None:
@@ -13,3 +15,11 @@ async def end_tasks(*tasks: asyncio.Task[Any] | None) -> None:
         task.cancel()
     if started:
         await asyncio.wait(started)
+
+
+async def end_asking(task: asyncio.Task[Any] | None) -> None:
+    """As `end_tasks`, of a task that asks a store again and again. `asyncio.wait_for` of Python 3.11, which redis-py uses,
+    swallows a cancellation that comes at the instant at which its answer does; so it is cancelled until it has ended."""
+    while task is not None and not task.done():
+        task.cancel()
+        await asyncio.wait({task}, timeout=_CANCEL_SECS)

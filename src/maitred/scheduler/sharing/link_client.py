@@ -29,6 +29,7 @@ from maitred.scheduler.sharing.class_notes import ClassNotes
 from maitred.scheduler.sharing.dialer import Dialer
 from maitred.scheduler.sharing.link_writer import LinkWriter, close_link
 from maitred.wire.clock import Clock
+from maitred.wire.tasks import end_asking
 
 log = logging.getLogger("maitred.gateway")
 _RECONNECT_SECS: Final = 0.1
@@ -87,9 +88,7 @@ class LinkClient:
 
     async def close(self) -> None:
         """Disconnect."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
+        await end_asking(self._task)
         self._timer.cancel()
         self._write()
         self.end.lost()

@@ -22,6 +22,7 @@ from maitred.core.units import MILLISECOND, SECOND, Micros, to_seconds
 from maitred.scheduler.link.gateway_books import GatewayId
 from maitred.scheduler.sharing.elections.election import Election, ElectionCandidate, ElectionError, Term
 from maitred.wire.clock import Clock
+from maitred.wire.tasks import end_asking
 
 log = logging.getLogger("maitred.gateway")
 _PERIOD: Final[Micros] = SECOND
@@ -89,9 +90,7 @@ class Elector:
 
     async def close(self) -> None:
         """Resign, if this scheduler leads."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
+        await end_asking(self._task)
         if self._term is not None:
             self._elected.step_down("this scheduler ends")
             with contextlib.suppress(ElectionError):
