@@ -31,6 +31,7 @@ from world import (
 )
 
 from maitred.cli.picker import ext_proc_port
+from maitred.core.errors import ConfigError
 from maitred.gateway.envoy.envoy_process import find_envoy
 from maitred.scheduler.link_config import SchedulerConfig
 from maitred.wire.server import running_server
@@ -355,8 +356,18 @@ def test_clients_and_pickers_over_tls(tmp_path):
         backend = Backend()
         await backend.start()
         picker = make_picker((backend,), ext_proc=picker_port)
+        picker._reloader._read_settings = picker.settings
         async with running_server(picker):
             await until(picker.is_ready)
+            newer, newer_key = make_certificate(tmp_path, "newer")
+            trusting_newer = ssl.create_default_context(cafile=newer)
+            shutil.copy(newer, cert)
+            with pytest.raises(ConfigError, match=r"scheduler\.ext_proc_tls_key: the key in"):
+                await picker._reloader.reload()
+            shutil.copy(newer_key, key)
+            await picker._reloader.reload()
+            _, writer = await asyncio.open_connection("127.0.0.1", picker.grpc.port, ssl=trusting_newer)
+            writer.close()
             tls = {"tls_cert": cert, "tls_key": key, "picker_tls": True}
             async with running_envoy((backend,), [picker.grpc.port], **tls) as url:
                 host, port = url.removeprefix("http://").split(":")

@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
+import ssl
 import sys
 
 import pytest
@@ -13,6 +15,7 @@ pytest.importorskip("hpack", reason="needs maitred[envoy]")
 
 import grpc.aio
 from envoy_world import make_picker, running_envoy, running_picker, until
+from test_gateway_tls import make_certificate
 from world import CHAT, STREAM_HEAD, Backend, ClientConnection, GatedAnswer, chunk, run_on_sockets
 
 from maitred.core.errors import ConfigError
@@ -188,11 +191,11 @@ def test_a_thousand_streams_hold_their_slots_until_they_end():
     run_on_sockets(scenario())
 
 
-def envoy_gateway(backend, port, pages):
+def envoy_gateway(backend, port, pages, **config):
     def make(*given, election, **named):
         return EnvoyGateway(*given, **{**named, "pages": ("127.0.0.1", pages)})
 
-    return make_picker((backend,), make=make, listen=port)
+    return make_picker((backend,), make=make, listen=port, **config)
 
 
 def test_a_gateway_with_an_envoy_of_its_own():
@@ -283,6 +286,46 @@ def test_an_envoy_of_ours_knows_backends_that_come_and_go():
             assert await answered(url, {"model": "a"}) == 200
         for backend in (first, second):
             await backend.stop()
+
+    run_on_sockets(scenario())
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command to make a certificate")
+def test_an_envoy_of_ours_shows_the_certificate_that_a_reload_has_read(tmp_path):
+    """A pair of files that do not fit each other changes nothing. Clients get the pages of health, which are over TLS too."""
+    (cert, key), second = make_certificate(tmp_path, "first"), make_certificate(tmp_path, "second")
+    first, later = (ssl.create_default_context(cafile=shutil.copy(each, tmp_path / "trusted")) for each in (cert, second[0]))
+
+    async def scenario():
+        backend = Backend()
+        await backend.start()
+        port, pages = free_ports(2)
+        gateway = envoy_gateway(backend, port, pages, tls_cert=cert, tls_key=key)
+        gateway._reloader._read_settings = gateway.settings
+
+        async def is_shown(trusted, path="/health"):
+            try:
+                reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusted)
+            except ssl.SSLCertVerificationError:
+                return False
+            writer.write(f"GET {path} HTTP/1.1\r\nhost: here\r\nconnection: close\r\n\r\n".encode())
+            answer = await reader.read()
+            writer.close()
+            return answer.startswith(b"HTTP/1.1 200")
+
+        async with running_server(gateway, port=pages, certificate=gateway.certificates.port):
+            assert await is_shown(first)
+            shutil.copy(second[0], cert)
+            with pytest.raises(ConfigError, match="is not that of the certificate"):
+                await gateway._reloader.reload()
+            assert await is_shown(first)
+            shutil.copy(second[1], key)
+            await gateway._reloader.reload()
+            async with asyncio.timeout(20):
+                while not await is_shown(later):  # until Envoy has read it
+                    await asyncio.sleep(0.05)
+            assert not await is_shown(first)
+        await backend.stop()
 
     run_on_sockets(scenario())
 

@@ -14,6 +14,7 @@ from maitred import __version__
 from maitred.core.errors import ConfigError
 from maitred.scheduler.addresses import LinkAddress
 from maitred.wire.certificate import read_certificate
+from maitred.wire.tls import ReloadedContext
 
 if TYPE_CHECKING:
     from maitred.config import LoadedConfig
@@ -49,11 +50,16 @@ def ext_proc_port(config: SchedulerConfig) -> ExtProcPort | None:
     return ExtProcPort(address.host, address.port, _certificate(config))
 
 
-def _certificate(config: SchedulerConfig) -> ssl.SSLContext | None:
+def _certificate(config: SchedulerConfig) -> ReloadedContext | None:
     if config.ext_proc_tls_cert is None:
         return None
-    key = config.ext_proc_tls_key or config.ext_proc_tls_cert
-    context = read_certificate(config.ext_proc_tls_cert, key, where="scheduler.ext_proc_tls_cert").context
+    return ReloadedContext(
+        partial(_make_context, config.ext_proc_tls_cert, config.ext_proc_tls_key or config.ext_proc_tls_cert)
+    )
+
+
+def _make_context(certificate: str, key: str) -> ssl.SSLContext:
+    context = read_certificate(certificate, key, where="scheduler", prefix="ext_proc_").context
     context.set_alpn_protocols(["h2"])
     return context
 

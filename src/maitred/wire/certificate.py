@@ -53,23 +53,24 @@ class ServerCertificate:
         """The first arguments are those of `read_certificate`, which says what is raised. A certificate that is out of date by
         `clock` is told in the log, and used: some clients do not look."""
         self._clock = clock
-        self._files = read_certificate(chain, key, where=where, prefix=prefix)
-        self.context = self._files.context
+        self.files = read_certificate(chain, key, where=where, prefix=prefix)
+        """Those in force."""
+        self.context = self.files.context
         """What connections are made with."""
         self._log_date_problems()
 
     def use(self, files: CertificateFiles) -> None:
         """Use these files for all further connections. Cannot fail."""
-        self._files = files
+        self.files = files
         self._log_date_problems()
         self.context.sni_callback = self._choose_context  # Only now, because it costs each handshake a call.
 
     def _choose_context(self, handshake: Any, _name: str | None, _first: ssl.SSLContext) -> None:
-        handshake.context = self._files.context
+        handshake.context = self.files.context
 
     def _log_date_problems(self) -> None:
         now = datetime.fromtimestamp(to_seconds(self._clock.wall()), UTC)
-        for problem in self._files.date_problems(now):
+        for problem in self.files.date_problems(now):
             log.error("TLS: %s", problem)
 
 
@@ -80,6 +81,8 @@ class CertificateFiles(NamedTuple):
     """What they have been loaded into."""
     validities: Sequence[Validity | None]
     """Those of the chain; None: not known."""
+    chain: bytes
+    key: bytes
 
     def date_problems(self, now: datetime) -> Iterator[str]:
         """Yield why certificates of the chain are not valid at `now`: clients that look refuse the connection then."""
@@ -120,7 +123,7 @@ def read_certificate(
         raise ConfigError(f"{chain} and {key} cannot be used: {error.reason or error}", where=where, hint=hint) from error
     except OSError as error:  # no descriptor is left, say
         raise ConfigError(f"{chain} and {key} cannot be loaded: {describe_os_error(error)}", where=where) from error
-    return CertificateFiles(context, list(read_validities(read_chain)))
+    return CertificateFiles(context, list(read_validities(read_chain)), read_chain, read_key)
 
 
 def _read(path: str, where: str) -> bytes:

@@ -2,7 +2,8 @@
 
     port          `tls_cert`, `tls_key`
     admin_port    `admin_tls_cert`, `admin_tls_key`; else those of `port`, unless `admin_tls: none`
-    link          of the section `scheduler`, at either end: `tls_cert`, `tls_key`, `tls_ca`
+    links         of the section `scheduler`: at either end of the link `tls_cert`, `tls_key`, `tls_ca`; for Envoy
+                  `ext_proc_tls_cert`, `ext_proc_tls_key`
 
 A reload reads all of them before it changes any: what does not fit leaves every port as it was. Whether a port speaks TLS at
 all is settled at the start.
@@ -11,7 +12,7 @@ all is settled at the start.
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -28,7 +29,7 @@ class PortFiles(NamedTuple):
 
     port: CertificateFiles | None
     admin_port: CertificateFiles | None
-    link: ssl.SSLContext | None
+    links: Sequence[ssl.SSLContext]
 
 
 class PortCertificates:
@@ -41,8 +42,12 @@ class PortCertificates:
         """That of `port`, or None for plain HTTP."""
         self.admin_port = None if admin_files is None else ServerCertificate(*admin_files, clock=clock, **_admin_keys(config))
         """That of `admin_port`, or None for plain HTTP, or if there is no such port."""
-        self.link: ReloadedContext | None = None
-        """That of the link to other processes, or None without TLS, or if there is no such link."""
+        self._links: list[ReloadedContext] = []
+
+    def add_link(self, context: ReloadedContext | None) -> None:
+        """Have reloads make the context anew of a link to other processes; None: it has no TLS."""
+        if context is not None:
+            self._links.append(context)
 
     def read(self, config: GatewayConfig, in_force: GatewayConfig) -> PortFiles:
         """Return the files that `config` names for the ports that speak TLS, or those of `in_force` where it names none. To be
@@ -52,7 +57,7 @@ class PortCertificates:
         return PortFiles(
             None if self.port is None or files is None else read_certificate(*files, where="gateway"),
             None if self.admin_port is None or admin_files is None else read_certificate(*admin_files, **_admin_keys(config)),
-            None if self.link is None else self.link.make(),
+            [link.make() for link in self._links],
         )
 
     def use(self, files: PortFiles) -> None:
@@ -60,8 +65,8 @@ class PortCertificates:
         for certificate, read in ((self.port, files.port), (self.admin_port, files.admin_port)):
             if certificate is not None and read is not None:
                 certificate.use(read)
-        if self.link is not None and files.link is not None:
-            self.link.use(files.link)
+        for link, context in zip(self._links, files.links, strict=True):
+            link.use(context)
 
 
 def certificate_problems(config: GatewayConfig, now: datetime) -> Iterator[ConfigError]:

@@ -58,7 +58,7 @@ class AwaitingGateway(Gateway):
     def __init__(self, *args: Any, **named: Any) -> None:
         """As `Gateway`."""
         super().__init__(*args, **named)
-        self.certificates.link = self.scheduler.link.dialer.tls
+        self.certificates.add_link(self.scheduler.link.dialer.tls)
 
     def __call__(self, exchange: Exchange) -> Coroutine[Any, Any, None]:
         if not self.scheduler.fleet.is_told and exchange.path in ROUTES:

@@ -154,7 +154,7 @@ class LinkedParent(ParentGateway):
             return make(parts)
 
         super().__init__(*args, link=link, machine=machine, make_scheduler=make_both, **named)
-        self.certificates.link = self.scheduler.link.dialer.tls
+        self.certificates.add_link(self.scheduler.link.dialer.tls)
         self._name_of = partial(name_at_scheduler, link)
         self._totals.first_data = lambda: {each.url: each.first_data_times for each in self.scheduler.fleet.backends}
         view = WorkersView(self.scheduler, self._clock, self._totals, self._workers)

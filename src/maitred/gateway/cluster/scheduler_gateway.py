@@ -64,7 +64,7 @@ class SchedulerGateway(ParentGateway):
     def __init__(self, *args: Any, port: LinkPort, election: Election, pages: tuple[str, int], **named: Any) -> None:
         """As `Gateway`. `pages` are host and port of the pages."""
         super().__init__(*args, write_settings=lambda settings: None, **named)
-        self.certificates.link = port.tls
+        self.certificates.add_link(port.tls)
         self._link_port, self._election, self._pages_at = port, election, pages
         self.link_address: LinkAddress | None = None
         """Where gateways connect, with a number in place of port 0; None before it listens, and if none may."""

@@ -21,6 +21,7 @@ from maitred.wire.origin import Origin
 _ENDPOINT: Final = "x-gateway-destination-endpoint"
 _SERVED: Final = "x-gateway-destination-endpoint-served"
 _TYPES: Final = "type.googleapis.com/envoy."
+_CERTIFICATE: Final = "clients"
 _SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
 _LONGEST_WAIT: Final = "3600s"
 """The longest time that Envoy lets the picker think."""
@@ -50,6 +51,8 @@ class EnvoyPlan:
     tls_cert: str | None = None
     """File with the certificate that clients see, in PEM, or None for plain HTTP."""
     tls_key: str | None = None
+    certificate_file: str | None = None
+    """File from which Envoy reads that certificate (`certificate_of`) whenever it is replaced, in place of both."""
     picker_tls: bool = False
     """Whether the pickers speak TLS; their certificates are not checked then."""
     body_mode: str = "BUFFERED"
@@ -58,7 +61,8 @@ class EnvoyPlan:
     backends_file: str | None = None
     """File from which Envoy reads its backends (`backends_of`) whenever it is replaced; None: the configuration has them."""
     pages: LinkAddress | None = None
-    """Where the pages of health are, which clients get under the same paths, or None if they get none."""
+    """Where the pages of health are, which clients get under the same paths, or None if they get none. They speak TLS as
+    `listen` does."""
 
 
 def bootstrap(plan: EnvoyPlan) -> dict[str, Any]:
@@ -70,7 +74,7 @@ def bootstrap(plan: EnvoyPlan) -> dict[str, Any]:
         }
     }
     if plan.backends_file is not None:
-        watched = {"path_config_source": {"path": plan.backends_file}, "resource_api_version": "V3"}
+        watched = _watched(plan.backends_file)
         made |= {"node": {"id": "maitred", "cluster": "maitred"}, "dynamic_resources": {"cds_config": watched}}
     if plan.admin is not None:
         made["admin"] = {"address": _address(plan.admin.host, plan.admin.port)}
@@ -80,6 +84,18 @@ def bootstrap(plan: EnvoyPlan) -> dict[str, Any]:
 def backends_of(plan: EnvoyPlan) -> dict[str, Any]:
     """Return what stands in `backends_file`. Raises ConfigError for a backend that is no URL."""
     return {"resources": [{"@type": _TYPES + "config.cluster.v3.Cluster", **_backends(plan)}]}
+
+
+def certificate_of(chain: bytes, key: bytes) -> dict[str, Any]:
+    """Return what stands in `certificate_file`. The arguments are in PEM."""
+    parts = {"certificate_chain": chain, "private_key": key}
+    inline = {name: {"inline_string": part.decode("latin-1")} for name, part in parts.items()}
+    secret = {"@type": _TYPES + "extensions.transport_sockets.tls.v3.Secret", "name": _CERTIFICATE, "tls_certificate": inline}
+    return {"resources": [secret]}
+
+
+def _watched(path: str) -> dict[str, Any]:
+    return {"path_config_source": {"path": path}, "resource_api_version": "V3"}
 
 
 def _listener(plan: EnvoyPlan) -> dict[str, Any]:
@@ -92,15 +108,18 @@ def _listener(plan: EnvoyPlan) -> dict[str, Any]:
             )
         ]
     }
-    if plan.tls_cert is not None:
-        certificate = {
-            "certificate_chain": {"filename": plan.tls_cert},
-            "private_key": {"filename": plan.tls_key or plan.tls_cert},
-        }
+    shown: dict[str, Any] = {}
+    if plan.certificate_file is not None:
+        config = {"name": _CERTIFICATE, "sds_config": _watched(plan.certificate_file)}
+        shown = {"tls_certificate_sds_secret_configs": [config]}
+    elif plan.tls_cert is not None:
+        files = {"certificate_chain": plan.tls_cert, "private_key": plan.tls_key or plan.tls_cert}
+        shown = {"tls_certificates": [{name: {"filename": path} for name, path in files.items()}]}
+    if shown:
         chain["transport_socket"] = _typed(
             "envoy.transport_sockets.tls",
             "extensions.transport_sockets.tls.v3.DownstreamTlsContext",
-            {"common_tls_context": {"tls_certificates": [certificate], "alpn_protocols": ["h2", "http/1.1"]}},
+            {"common_tls_context": {**shown, "alpn_protocols": ["h2", "http/1.1"]}},
         )
     return {
         "name": "clients",
@@ -175,7 +194,8 @@ def _pages(plan: EnvoyPlan) -> list[dict[str, Any]]:
         return []
     page = {"endpoint": {"address": _address(plan.pages.host, plan.pages.port)}}
     assignment = {"cluster_name": "pages", "endpoints": [{"lb_endpoints": [page]}]}
-    return [{"name": "pages", "type": "STRICT_DNS", "connect_timeout": "1s", "load_assignment": assignment}]
+    made = {"name": "pages", "type": "STRICT_DNS", "connect_timeout": "1s", "load_assignment": assignment}
+    return [made if plan.certificate_file is None else {**made, "transport_socket": _tls_unchecked()}]
 
 
 def _routes(plan: EnvoyPlan) -> list[dict[str, Any]]:
@@ -276,11 +296,14 @@ def _pickers(plan: EnvoyPlan) -> dict[str, Any]:
         "circuit_breakers": _no_limits(),
     }
     if plan.picker_tls:
-        context = {"common_tls_context": {"alpn_protocols": ["h2"]}}
-        made["transport_socket"] = _typed(
-            "envoy.transport_sockets.tls", "extensions.transport_sockets.tls.v3.UpstreamTlsContext", context
-        )
+        made["transport_socket"] = _tls_unchecked("h2")
     return made
+
+
+def _tls_unchecked(*protocols: str) -> dict[str, Any]:
+    """Return TLS to a process of ours, whose certificate is not checked."""
+    context = {"common_tls_context": {"alpn_protocols": protocols} if protocols else {}}
+    return _typed("envoy.transport_sockets.tls", "extensions.transport_sockets.tls.v3.UpstreamTlsContext", context)
 
 
 def _policy(name: str, kind: str, config: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from maitred.core.errors import ConfigError, describe_os_error
+from maitred.gateway.admin.reload import GatewaySettings
 from maitred.gateway.envoy.bootstrap import EnvoyPlan
 from maitred.gateway.envoy.envoy_process import EnvoyProcess
 from maitred.gateway.envoy.picker_scheduler import PickerScheduler
@@ -48,6 +49,7 @@ class EnvoyGateway(PickerScheduler):
         """Start to pick, and return when Envoy listens. Raises ConfigError if it cannot."""
         await super().start(server)
         self._envoy = envoy = EnvoyProcess(self._plan(), self._threads())
+        self._show_certificate()
         await envoy.start()
         await self._until_listening(envoy)
         fleet = self.scheduler.fleet
@@ -76,14 +78,22 @@ class EnvoyGateway(PickerScheduler):
         if self._envoy is not None:
             self._envoy.set_backends([backend.url for backend in self.scheduler.fleet.backends])
 
+    async def _on_reloaded(self, settings: GatewaySettings) -> None:
+        await super()._on_reloaded(settings)
+        self._show_certificate()
+
+    def _show_certificate(self) -> None:
+        """Have Envoy show clients the certificate in force, if there is one."""
+        if self._envoy is not None and self.certificates.port is not None:
+            files = self.certificates.port.files
+            self._envoy.set_certificate(files.chain, files.key)
+
     def _plan(self) -> EnvoyPlan:
         config, picker = self.config, self.ext_proc_address
         return EnvoyPlan(
             backends=[backend.url for backend in self.scheduler.fleet.backends],
             pickers=[picker],
             listen=LinkAddress(config.host, config.port),
-            tls_cert=config.tls_cert,
-            tls_key=config.tls_key,
             max_body_bytes=config.max_body_bytes,
             pages=self._pages_address,
         )

@@ -1,8 +1,8 @@
 """An Envoy that is a child of this process (`maitred serve --data-plane envoy`).
 
 Its configuration is a file in a folder of its own, which goes with it (`ProcessFolder`); its backends are another one, which is
-replaced when they come and go. Envoy serves once a picker is ready: until then its listener answers 503, as it does whenever
-there is none.
+replaced when they come and go, and the certificate that clients see a third. Envoy serves once a picker is ready: until then
+its listener answers 503, as it does whenever there is none.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import msgspec
 
 from maitred.core.errors import ConfigError
 from maitred.files.scratch import ProcessFolder
-from maitred.gateway.envoy.bootstrap import EnvoyPlan, backends_of, bootstrap
+from maitred.gateway.envoy.bootstrap import EnvoyPlan, backends_of, bootstrap, certificate_of
 
 _KILL_SECS: Final = 5.0
 _SYSTEM: Final = ctypes.CDLL(None, use_errno=True)
@@ -76,9 +76,18 @@ class EnvoyProcess:
     def set_backends(self, urls: Sequence[str]) -> None:
         """Have Envoy know these backends, from now on or from its start on."""
         self._plan = dataclasses.replace(self._plan, backends=urls)
-        path = Path(str(self._plan.backends_file))
-        new = path.with_suffix(".new")
-        new.write_bytes(msgspec.json.encode(backends_of(self._plan)))
+        self._replace(str(self._plan.backends_file), backends_of(self._plan))
+
+    def set_certificate(self, chain: bytes, key: bytes) -> None:
+        """Have Envoy show clients this certificate, from now on or from its start on, in PEM. Connections go on as they are."""
+        path = str(self._folder.path / "certificate.json")
+        self._plan = dataclasses.replace(self._plan, certificate_file=path)
+        self._replace(path, certificate_of(chain, key))
+
+    def _replace(self, path: str, content: object) -> None:
+        new = Path(path).with_suffix(".new")
+        with open(new, "wb", opener=partial(os.open, mode=0o600)) as file:
+            file.write(msgspec.json.encode(content))
         new.replace(path)  # Envoy looks for a file that is moved there.
 
     @property

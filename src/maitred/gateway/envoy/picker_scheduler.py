@@ -6,7 +6,6 @@ several schedulers Envoy asks the one that does.
 
 from __future__ import annotations
 
-import ssl
 from typing import Any, NamedTuple
 
 import msgspec
@@ -17,6 +16,7 @@ from maitred.gateway.envoy.endpoint_picker import EndpointPicker, PickerParts
 from maitred.gateway.envoy.grpc_services import GrpcServer
 from maitred.scheduler.interface import LinkAddress, OwnHost, RemoteScheduler, SchedulerParts
 from maitred.wire.server_context import ServerContext
+from maitred.wire.tls import ReloadedContext
 
 
 class ExtProcPort(NamedTuple):
@@ -24,7 +24,7 @@ class ExtProcPort(NamedTuple):
 
     host: str
     port: int
-    tls: ssl.SSLContext | None = None
+    tls: ReloadedContext | None = None
     """The context of the certificate that Envoy sees, or None for plain connections."""
 
 
@@ -35,6 +35,7 @@ class PickerScheduler(SchedulerGateway):
         """As `SchedulerGateway`."""
         super().__init__(*args, **named)
         self._ext_proc = ext_proc
+        self.certificates.add_link(ext_proc.tls)
         self.picker: EndpointPicker | None = None
         self.grpc: GrpcServer | None = None
         self._context: ServerContext | None = None
@@ -46,7 +47,7 @@ class PickerScheduler(SchedulerGateway):
         self.grpc = GrpcServer(picker.process, self.is_ready, self.config.max_body_bytes)
         self.grpc.listen(self._ext_proc.host, self._ext_proc.port, self.machine)
         await picker.start()
-        await self.grpc.start(self._ext_proc.tls)
+        await self.grpc.start(None if self._ext_proc.tls is None else self._ext_proc.tls.first)
 
     @property
     def ext_proc_address(self) -> LinkAddress:
