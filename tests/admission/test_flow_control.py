@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 from flow_timeline import FlowTimeline, flow_config
 
 from maitred.admission import Admission, AdmissionConfig, ReleaseReason, Ticket, TicketState
@@ -168,6 +169,20 @@ def test_tenants_take_turns_with_round_robin() -> None:
 
     assert order("round-robin") == ["z1", "x1", "y1", "x2", "x3"]
     assert order("global-strict") == ["x1", "x2", "x3", "y1", "z1"]
+
+
+@pytest.mark.parametrize("is_empty", [False, True])
+def test_a_reload_leaves_the_turn_of_a_tenant_as_it_was(is_empty: bool) -> None:
+    """x was served last, so y is next, and x is not served once more; also if nobody waited at the reload."""
+    t = FlowTimeline(**ONE, fairness_policy="round-robin")
+    t.submit(0, "x1", tenant="x")
+    waiting = [("x2", "x"), ("y1", "y")]
+    for name, tenant in [] if is_empty else waiting:
+        t.submit(1, name, tenant=tenant)
+    t.reconfigure(2, flow_config(**ONE, fairness_policy="round-robin"))
+    for name, tenant in waiting if is_empty else []:
+        t.submit(3, name, tenant=tenant)
+    assert t.release(10, "x1")[0].split()[0] == "y1"
 
 
 def test_a_full_queue_rejects_and_says_when_to_come_back() -> None:

@@ -108,6 +108,26 @@ def test_an_adapter_that_is_loaded_later_joins_and_one_that_is_dropped_leaves() 
     run(scenario())
 
 
+def test_a_request_whose_adapter_is_unloaded_while_it_waits_is_told_so() -> None:
+    async def scenario() -> None:
+        engine = Engine(BASE, vllm_adapter("a"), vllm_adapter("b"), slots=1)
+        async with world(engine, slots=None) as w:
+            await w.wait_until(lambda: w.state.capacity == 1)
+            requests = [asyncio.create_task(w.request(body={"model": "base"}))]
+            await w.wait_until(lambda: len(engine.received) == 1)
+            requests += [asyncio.create_task(w.request(body={"model": name})) for name in ("a", "b")]
+            await w.wait_until(lambda: w.state.waiting == 2)
+            del engine.cards[1]
+            await w.wait_until(lambda: "a" not in w.state.models)
+            engine.gate.open.set()
+            (held, (status, _, answer), other) = await asyncio.gather(*requests)
+            assert (held[0], status, other[0]) == (200, 503, 200)
+            assert msgspec.json.decode(answer)["error"]["message"] == "no backend that serves `a` is up"
+            assert engine.models_received == ["base", "b"]
+
+    run(scenario())
+
+
 def test_a_pool_has_the_slots_of_all_its_backends_and_routing_goes_by_the_model() -> None:
     async def scenario() -> None:
         both, plain = Engine(BASE, vllm_adapter("a"), slots=4), Engine(BASE, slots=3)

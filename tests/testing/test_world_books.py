@@ -40,14 +40,18 @@ class TwoTenants:
         return list(Books({}, lambda since, until: False).read(self.lines))
 
 
-def test_tenants_take_turns_from_the_first_one_again_behind_a_reload() -> None:
+def test_tenants_go_on_taking_turns_behind_a_reload() -> None:
     t = TwoTenants()
     t.submit(0, "a", 10)
     t.submit(1, "a", 20)
     t.submit(2, "b", 30)
-    t.core.reconfigure(CONFIG, 40)  # The pool is made anew, and knows no last turn.
-    assert t.release(0, 50) == [1]
+    t.core.reconfigure(CONFIG, 40)
+    assert t.release(0, 50) == [2]
     assert t.blamed() == []
+    swapped = [line.replace(b'"subject":2,', b'"subject":1,') if b'"at":50' in line else line for line in t.lines]
+    assert list(Books({}, lambda since, until: False).read(swapped)) == [
+        "a1 enters before b2, and its tenant had the last turn as well"
+    ]
 
 
 def test_tenants_take_turns_from_the_first_one_again_at_a_model_that_has_come_back() -> None:

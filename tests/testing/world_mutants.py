@@ -203,8 +203,8 @@ def _idle_tenant_saves_up(queue_of: Any) -> Any:
 
 def _turn_stays(take: Any) -> Any:
     def mutant(self: Any, ticket: Any) -> None:
-        last, _ = self._last_served, take(self, ticket)
-        self._last_served = last
+        last, _ = self.last_served, take(self, ticket)
+        self.last_served = last
 
     return mutant
 

@@ -51,7 +51,7 @@ class PriorityBand:
         self._flows: dict[str, IndexedHeap[RequestId, FlowOrder, Ticket]] = {}
         self._flow_names: list[str] = []
         """In alphabetical order."""
-        self._last_served: str | None = None
+        self.last_served: str | None = None
         """The name of the flow that was served last."""
 
     def __len__(self) -> int:
@@ -82,7 +82,7 @@ class PriorityBand:
 
     def take(self, ticket: Ticket) -> None:
         """Remove a request that enters: the next tenant has its turn."""
-        self._last_served = self._flow_of(ticket)
+        self.last_served = self._flow_of(ticket)
         self.remove(ticket)
 
     def peek(self) -> Ticket | None:
@@ -99,10 +99,10 @@ class PriorityBand:
                 return _SHARED_FLOW
             case FairnessPolicy.OLDEST_TENANT:
                 return self._flow_of(next(iter(self._all.values())))
-            case FairnessPolicy.ROUND_ROBIN_RESTARTING if self._last_served not in self._flows:
+            case FairnessPolicy.ROUND_ROBIN_RESTARTING if self.last_served not in self._flows:
                 return self._flow_names[0]
         # The turn is kept as a name and not as an index: flows come and go, and a name that is gone still has its place.
-        after = 0 if self._last_served is None else bisect_right(self._flow_names, self._last_served)
+        after = 0 if self.last_served is None else bisect_right(self._flow_names, self.last_served)
         return self._flow_names[after % len(self._flow_names)]
 
     def _flow_of(self, ticket: Ticket) -> str:
@@ -127,6 +127,8 @@ class PriorityBands:
         self._rules = rules
         self._by_priority: dict[int, PriorityBand] = {}
         self._bands: list[PriorityBand] = []
+        self._turns: dict[int, str | None] = {}
+        """Which flow was served last in bands that there were before a reload, by priority."""
         self._waiting = 0
         for priority in rules.initial_priorities:
             self.band(priority)
@@ -142,8 +144,15 @@ class PriorityBands:
         band = self._by_priority.get(priority)
         if band is None:
             band = self._by_priority[priority] = PriorityBand(priority, self._rules)
+            band.last_served = self._turns.get(priority)
             insort(self._bands, band, key=lambda b: -b.priority)
         return band
+
+    def inherit_from(self, previous: PriorityBands) -> None:
+        """Take over whose turn it was: else each reload would serve the first tenants of the alphabet again."""
+        self._turns = previous._turns | {priority: band.last_served for priority, band in previous._by_priority.items()}
+        for priority, band in self._by_priority.items():
+            band.last_served = self._turns.get(priority)
 
     def add(self, ticket: Ticket) -> None:
         """Add a request that waits from now on."""

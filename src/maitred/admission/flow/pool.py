@@ -105,6 +105,11 @@ class FlowPool(SlotPool):
     def settle(self, ticket: Ticket, tokens: int) -> None:
         """Do nothing: with flow control tenants have no weights."""
 
+    def inherit_from(self, previous: SlotPool) -> None:
+        super().inherit_from(previous)
+        if isinstance(previous, FlowPool):
+            self.bands.inherit_from(previous.bands)
+
     def adopt(self, ticket: Ticket) -> None:
         super().adopt(ticket)
         self._pending_victims += ticket.state is _VICTIM

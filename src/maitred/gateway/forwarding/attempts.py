@@ -131,7 +131,9 @@ class Attempts:
             rest = self._fleet.ejection.rest_time(serving)
             if rest is not None:
                 raise error_responses.upstream_busy(rest)
-            raise error_responses.upstream_failed(failed.failure if failed is not None and serving else None)
+            if not serving:  # Its adapter was unloaded while it waited, say.
+                raise error_responses.model_unavailable(self._fleet, proxied.request.model)
+            raise error_responses.upstream_failed(None if failed is None else failed.failure)
         forwarder, record = answer.forwarder, proxied.record
         record.on_passed_on(answer.sent.backend, forwarder.arrived, is_stream=forwarder.is_stream)
         self._commit(proxied, forwarder)

@@ -132,7 +132,10 @@ class Books:
 
     def _on_reconfigure(self, entry: Line) -> Iterator[str]:
         self._configure(entry)
-        self._turns.clear()  # All pools are made anew.
+        if all(c.mode == "flow-control" and c.flow_control.fairness_policy == "round-robin" for c in self._configs[-2:]):
+            self._turns.forget_shares()
+        else:
+            self._turns.clear()  # All pools are made anew.
         for request in self._requests.values():
             request.waits_until = max(request.waits_until, self._timeout_of(request))
             if request.hold is not None:  # What it takes is computed anew.

@@ -107,8 +107,12 @@ class TurnBooks:
 
     def clear(self) -> None:
         """Forget all pools."""
-        self._shares.clear()
+        self.forget_shares()
         self._last_tenants.clear()
+
+    def forget_shares(self) -> None:
+        """Forget how far the tenants of each class are."""
+        self._shares.clear()
 
     def forget(self, pool: str) -> None:
         """Forget a pool."""
