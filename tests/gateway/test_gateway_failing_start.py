@@ -63,7 +63,7 @@ WRONG: dict[str, tuple[dict[str, str], str]] = {
     "decision log": ({"--decision-log": "{}/a-folder"}, "gateway.decision_log: cannot write"),
     "state": ({"--state": "{}/a-folder"}, "programs.state: cannot keep programs in"),
     "state below a file": ({"--state": "{}/a-file/x/y.sqlite"}, "programs.state: cannot keep programs in"),
-    "certificate": ({"--tls-cert": "{}/a-file", "--tls-key": "{}/a-file"}, "gateway: "),
+    "certificate": ({"--tls-cert": "{}/a-file", "--tls-key": "{}/a-file"}, "gateway.tls_cert: "),
     "port": ({"--port": "TAKEN"}, "--port: port TAKEN is in use"),
     "the operator's port": ({"--admin-port": "TAKEN", "--api-key": "k"}, "--admin-port: port TAKEN is in use"),
     "host": ({"--host": "no.such.host.invalid"}, "--host: unknown host"),

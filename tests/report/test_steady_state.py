@@ -132,6 +132,9 @@ def test_the_command_prints_it_and_writes_it(maitred: Any) -> None:
     assert "steady state" in out
     assert "intervals of 95 % by batch means" in " ".join(out.split())
     assert "Slowdown (E2E by that on an idle instance): mean " in out
+    cached = ("--enable-prefix-caching", "--prefix-tokens", 8_000, "--input-tokens", 8_100)
+    out = maitred("simulate", "--rate", 1, "--num-requests", 30, "--output-tokens", 2, *cached).out
+    assert "Slowdown (E2E by that on an idle instance, whose cache is empty): mean " in " ".join(out.split())
     told = json.loads(maitred(*flags, "--warmup", "5", "--json").out)["steady_state"]
     assert told["rule"] == "as given"
     assert told["ttft_mean_ms"]["low"] < told["ttft_mean_ms"]["value"] < told["ttft_mean_ms"]["high"]
