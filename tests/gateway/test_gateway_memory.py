@@ -40,7 +40,8 @@ from maitred.wire.errors import UpstreamLimits
 SIZE = 400_000
 REQUESTS = 6
 PAD = "x" * SIZE
-SWEPT_LATER = {"IdleContext", "IdleContexts", "InFlightOrder", "Program", "ProgramKey", "Ticket", "ToolTimes", "_TenantQueue"}
+_OF_A_PROGRAM = {"IdleContext", "IdleContexts", "IndexedHeap", "Program", "ProgramKey", "TenantPrograms", "ToolTimes"}
+SWEPT_LATER = {*_OF_A_PROGRAM, "InFlightOrder", "Ticket", "_TenantQueue"}
 """What a heap or a cache drops when it has many of them; none of it refers to a body."""
 LARGE = b'{"model":"m","messages":[{"role":"user","content":"hi"}],"pad":"' + b"x" * 1_200_000 + b'"}'
 QUEUE = {"classes": {"default": {"queue_size": 0}, "bulk": {"queue_size": 100, "queue_timeout_secs": 0.01}}}
