@@ -40,9 +40,9 @@ class Completions:
     def remove(self, seq: SequenceState, step: int) -> None:
         """Forget that `seq` would complete after `step`. Raises KeyError if that was not noted."""
         key = -(step << _INDEX_BITS | seq.admission_index)
-        del self._sequences[key]
-        del self._keys[bisect_left(self._keys, key)]
-        self._find_next()
+        keys = self._keys
+        del self._sequences[key], keys[bisect_left(keys, key)]
+        self.next_step = -keys[-1] >> _INDEX_BITS if keys else -1
 
     def postpone(self, seq: SequenceState, step: int) -> None:
         """Note that `seq`, which would complete after `step`, completes a step later."""
@@ -51,12 +51,8 @@ class Completions:
 
     def pop_complete(self, step: int) -> list[SequenceState]:
         """Remove and return the sequences that complete after `step`, in the order of their admission."""
-        complete: list[SequenceState] = []
+        keys, complete = self._keys, list[SequenceState]()
         while self.next_step == step:
-            complete.append(self._sequences.pop(self._keys.pop()))
-            self._find_next()
+            complete.append(self._sequences.pop(keys.pop()))
+            self.next_step = -keys[-1] >> _INDEX_BITS if keys else -1
         return complete
-
-    def _find_next(self) -> None:
-        keys = self._keys
-        self.next_step = -keys[-1] >> _INDEX_BITS if keys else -1

@@ -28,6 +28,7 @@ from maitred.instance.latency.linear_steps import LinearSteps
 from maitred.instance.step_run import StepRun
 from maitred.kv import BlockManager
 from maitred.queueing import is_overridden
+from maitred.queueing.fcfs_queue import FcfsQueue
 
 _FIRST_TOKEN: Final = EventKind.FIRST_TOKEN  # members of enums are slow to look up
 _FINISHED: Final = EventKind.FINISHED
@@ -41,8 +42,10 @@ class PlainCore(EngineCore):
         assert isinstance(parts.batch, ContinuousBatch)
         self._plain_batch: ContinuousBatch = parts.batch
         self._blocks: BlockManager = parts.blocks
-        self._joins: bool = self._prefix_blocks is None and not self.batch.announces_steps
+        self._joins: bool = parts.batch.admits_whole and not parts.batch.announces_steps
         """Whether a prompt that joins alone may take the straight line."""
+        self._fcfs = waiting if isinstance(waiting, FcfsQueue) else None
+        """The wait queue if it is the usual one, which compiled code calls without looking it up."""
         self._linear = self.latency if isinstance(self.latency, LinearSteps) else None
         self._plain_run = StepRun(self.latency)
         self._decode_plan, self._prompt_plan = StepPlan(1), StepPlan(1)
@@ -61,9 +64,14 @@ class PlainCore(EngineCore):
         else:
             if num_here != decodes + 1 or not self._joins or len(batch.sequences) != decodes:
                 return super().start_run()
-            seq = batch.admit_whole(self.waiting, now)
-            if seq is None:
+            fcfs = self._fcfs
+            seq = self.waiting.peek() if fcfs is None else fcfs.peek()
+            if seq is None or not batch.admit_whole(seq, now):
                 return super().start_run()
+            if fcfs is None:
+                self.waiting.pop()
+            else:
+                fcfs.pop()
             plan, tokens, limit = self._prompt_plan, seq.prompt_tokens, 1
             plan.chunks, plan.prefill_tokens = (PrefillChunk(tokens, 0, tokens, seq),), tokens
         batch.num_transferred = 0
@@ -84,14 +92,13 @@ class PlainCore(EngineCore):
         if run is not self._plain_run or run.departed_decodes:
             super().commit_run(run)
             return
-        batch, now, steps, decodes, itl_log = self._plain_batch, run.ends_at, run.steps, run.num_decodes, self.itl_log
-        meter, gap = self.meter, run.step_time
+        batch, meter, itl_log = self._plain_batch, self.meter, self.itl_log
+        now, steps, decodes = run.ends_at, run.steps, run.num_decodes
         if meter is not None:
-            if gap and itl_log is None and gap in meter.exact_counts:  # as `add_equal_steps`
-                meter.exact_counts[gap] += decodes * steps
-                meter.busy_time += gap * steps
-            elif gap or steps == 1:
-                meter.add_equal_steps(decodes, steps, gap or now - run.starts_at)
+            if run.plan is self._decode_plan and itl_log is None and decodes < len(meter.decode_steps):
+                meter.decode_steps[decodes] += steps
+            elif run.step_time or steps == 1:
+                meter.add_equal_steps(decodes, steps, run.step_time or now - run.starts_at)
             else:
                 meter.add_run(run, steps, now - run.starts_at)
         self.run, self.next_start = None, now

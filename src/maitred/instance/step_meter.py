@@ -119,6 +119,8 @@ _LONGEST: Final = 1 << 62
 """No gap is longer (µs)."""
 _TABLE_SIZE: Final = 1 << 16
 """Gaps (µs) below which the bucket is looked up in a table."""
+_MOST_DECODES: Final = 1025
+"""Sequences in a batch below which the steps that only decode are counted by their number."""
 _MAX_EXACT_GAPS: Final = 4096
 """Different gaps that are counted exactly before they go into the sketch: an addition is cheaper than a logarithm."""
 
@@ -137,31 +139,34 @@ class StepMeter:
 
     __slots__ = (
         "_buckets",
+        "_busy_time",
+        "_exact_counts",
         "_growing_counts",
         "_growing_total",
-        "_is_constant",
         "_itl_log",
         "_largest_growing",
+        "_linear",
         "_overhead",
         "_sketch",
         "_smallest_growing",
-        "busy_time",
-        "exact_counts",
+        "decode_steps",
     )
 
     def __init__(self, latency: LatencyModel, itl_log: ItlLog | None = None) -> None:
         """`latency` is the model of the instance; its overhead per output token is part of every gap. `itl_log` receives the
         gaps, too, in the order of time."""
-        self._is_constant = isinstance(latency, LinearSteps)
-        """Whether all steps of a run take equally long."""
+        self._linear = latency if isinstance(latency, LinearSteps) else None
+        """The model, if it is the one with which all steps of a run take equally long."""
         self._itl_log = itl_log
         self._overhead = latency.overheads.per_output_token
-        self.busy_time: Micros = 0
-        """µs that all steps took."""
+        self._busy_time: Micros = 0
+        self.decode_steps: list[int] = [] if self._linear is None else [0] * _MOST_DECODES
+        """Steps without prefill, by the number of sequences that decode, which the driver counts here instead of adding their
+        run: with the linear model their time follows from that."""
         self._sketch = QuantileSketch()
-        self.exact_counts: dict[Micros, int] = {}
+        self._exact_counts: dict[Micros, int] = {}
         """Counts of the gaps (µs, without overhead) that are not in the sketch yet."""
-        self._buckets = [] if self._is_constant else _bucket_table()
+        self._buckets = _bucket_table() if self._linear is None else []
         self._growing_counts: dict[int, int] = {}
         """Counts, by bucket, of the gaps in runs of growing steps that are not in the sketch yet."""
         self._growing_total: Micros = 0
@@ -170,10 +175,24 @@ class StepMeter:
         self._largest_growing: Micros = 0
 
     @property
+    def busy_time(self) -> Micros:
+        """µs that all steps took."""
+        self._add_decode_steps()
+        return self._busy_time
+
+    @property
     def itl_sketch(self) -> QuantileSketch:
         """Gaps between one token and the next of the same sequence, as the client sees them, in µs."""
+        self._add_decode_steps()
         self._flush_counts()
         return self._sketch
+
+    def _add_decode_steps(self) -> None:
+        """Add what is in `decode_steps`."""
+        for decodes, steps in enumerate(self.decode_steps):
+            if steps and self._linear is not None:
+                self.decode_steps[decodes] = 0
+                self.add_equal_steps(decodes, steps, self._linear.decode_times[decodes])
 
     def add_run(self, run: StepRun, steps: int, time: Micros, not_emitting: int = 0) -> None:
         """Add the first `steps` steps of `run`, which have ended and took `time` together. `not_emitting` of its decoding
@@ -183,7 +202,7 @@ class StepMeter:
             self.add_equal_steps(decodes, 1, time)
             return
         if run.growth >= 0 and self._itl_log is None:
-            self.busy_time += time
+            self._busy_time += time
             self._add_line(run.first, run.growth, steps, decodes, time)
             return
         if run.plan.chunks and not run.step_time:
@@ -200,18 +219,15 @@ class StepMeter:
 
     def add_equal_steps(self, decodes: int, steps: int, gap: Micros) -> None:
         """Add `steps` steps that have ended and took `gap` each. After each of them `decodes` sequences had a token more."""
-        self.busy_time += gap * steps
+        self._busy_time += gap * steps
         if not decodes:
             return
         if self._itl_log is not None:
-            self._itl_log.add_steps(gap if self._is_constant else bucket_index(gap + self._overhead), steps, gap * steps)
-        counts = self.exact_counts
-        if gap in counts:
-            counts[gap] += decodes * steps
-        else:
-            counts[gap] = decodes * steps
-            if len(counts) > _MAX_EXACT_GAPS:
-                self._flush_counts()
+            self._itl_log.add_steps(bucket_index(gap + self._overhead) if self._linear is None else gap, steps, gap * steps)
+        counts = self._exact_counts
+        counts[gap] = counts.get(gap, 0) + decodes * steps
+        if len(counts) > _MAX_EXACT_GAPS:
+            self._flush_counts()
 
     def add_single_gap(self, request_id: RequestId, gap: Micros) -> None:
         """Add a gap of one sequence, `gap` µs between two tokens: its KV was lost, or being transferred."""
@@ -221,7 +237,7 @@ class StepMeter:
 
     def add_single_gaps(self, gap: Micros, count: int) -> None:
         """Add such gaps of `count` sequences, `gap` µs each. The log learns nothing of them."""
-        counts = self.exact_counts
+        counts = self._exact_counts
         counts[gap] = counts.get(gap, 0) + count
         if len(counts) > _MAX_EXACT_GAPS:
             self._flush_counts()
@@ -233,7 +249,7 @@ class StepMeter:
             self._sketch.add_buckets(self._growing_counts, *totals)
             self._growing_counts.clear()
             self._growing_total, self._smallest_growing, self._largest_growing = 0, _LONGEST, 0
-        overhead, counts = self._overhead, self.exact_counts
+        overhead, counts = self._overhead, self._exact_counts
         self._sketch.add_counts({gap + overhead: times for gap, times in counts.items()} if overhead else counts)
         counts.clear()
 
@@ -259,7 +275,7 @@ class StepMeter:
 
     def _add_growing(self, run: StepRun, steps: int, span: Micros, first: Micros) -> None:
         """Add a run of steps that take longer and longer, the first one `first` µs, and together `span`."""
-        self.busy_time += span
+        self._busy_time += span
         overhead, decodes, counts = self._overhead, run.num_decodes, self._growing_counts
         self._growing_total += (span + steps * overhead) * decodes
         first += overhead

@@ -26,24 +26,33 @@ class FcfsQueue:
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[RequestId, SequenceState] = OrderedDict()
+        self._head: SequenceState | None = None
+        """The first of them: it is asked for at every step that has room, and mostly there is no other one."""
 
     def add(self, seq: SequenceState, now: Micros, *, front: bool = False) -> None:
         self._waiting[seq.request_id] = seq
         if front:
             self._waiting.move_to_end(seq.request_id, last=False)
+        if front or self._head is None:
+            self._head = seq
 
     def remove(self, request_id: RequestId) -> SequenceState | None:
-        return self._waiting.pop(request_id, None)
+        seq = self._waiting.pop(request_id, None)
+        if seq is self._head:
+            self._head = next(iter(self._waiting.values()), None)
+        return seq
 
     def peek(self) -> SequenceState | None:
-        for seq in self._waiting.values():
-            return seq
-        return None
+        return self._head
 
     def pop(self) -> SequenceState:
-        if not self._waiting:
+        head = self._head
+        if head is None:
             raise IndexError("pop from an empty wait queue")
-        return self._waiting.popitem(last=False)[1]
+        waiting = self._waiting
+        del waiting[head.request_id]
+        self._head = next(iter(waiting.values())) if waiting else None
+        return head
 
     def on_step_start(self, step: StepView, now: Micros) -> None:
         pass

@@ -44,13 +44,14 @@ class PerFleetCache(Generic[T]):
         self._make = make
         self._cached: OrderedDict[int, tuple[FleetView, T]] = OrderedDict()
         """The fleets by their identity, the one that was shown longest ago first."""
-        self._last: tuple[FleetView, T] | None = None
+        self.last: tuple[FleetView, T] | None = None
+        """The fleet that was shown last, with its value."""
         self.values: Sequence[T] = ()
         """All values in the cache."""
 
     def get(self, fleet: FleetView) -> T:
         """Return the value of `fleet`, O(1) if it is known. Raises ValueError if the fleet is empty."""
-        last = self._last
+        last = self.last
         if last is not None and last[0] is fleet:
             return last[1]
         if not fleet:
@@ -64,7 +65,7 @@ class PerFleetCache(Generic[T]):
             self.values = [value for _, value in self._cached.values()]
         else:
             self._cached.move_to_end(id(fleet))
-        self._last = cached
+        self.last = cached
         return cached[1]
 
 
@@ -80,6 +81,9 @@ class InFlightRouter:
         self._orders = PerFleetCache(InFlightOrder)
 
     def choose(self, request: Request, fleet: FleetView, now: Micros) -> Choice:
+        last: tuple[FleetView, InFlightOrder] | None = self._orders.last
+        if last is not None and last[0] is fleet:  # as `get`, without its call
+            return last[1].least_loaded()
         if len(fleet) == 1:
             return Choice(fleet[0].index, "least_loaded")
         order: InFlightOrder = self._orders.get(fleet)

@@ -147,7 +147,6 @@ def _run(
     """Handle all arrivals and events up to and including `horizon`. `handlers` are by event kind."""
     last = _NO_HORIZON if horizon is None else horizon
     heap, turns, dirty, replicas = event_queue.heap, event_queue.turns, fleet.dirty, fleet.replicas
-    on_turn, on_arrival, pop_arrival = handlers[SimEventKind.INSTANCE], pipeline.on_arrival, arrivals.pop_arrival
     pop, push = heappop, heappush
     arrivals.read_next(0)
     looks_ahead = pipeline.is_direct and last == _NO_HORIZON and not fleet.limits
@@ -165,12 +164,12 @@ def _run(
             event_queue.now = now = turn_at
             index = pop(turns) & INDEX_MASK
             if replicas[index].next_due == now:  # else the entry is obsolete
-                on_turn(index, now)
+                pipeline.on_instance_due(index, now)
         else:
             if next_at > last:
                 return
             event_queue.now = now = next_at
-            on_arrival(pop_arrival(now), now)
+            pipeline.on_arrival(arrivals.pop_arrival(now), now)
         next_at = arrivals.next_at
         turn_at = turns[0] >> INDEX_BITS if turns else NO_ARRIVAL
         # A step that began before the last event of this instant would miss a request that enters its instance with it.

@@ -79,6 +79,11 @@ class ContinuousBatch(RunningBatch):
         # How many wait decides, with a threshold, how large the chunks of those that run are.
         return len(self.sequences) >= self._max_num_seqs and not (self._threshold and self._prefilling)
 
+    @property
+    def admits_whole(self) -> bool:
+        """Whether `admit_whole` may be asked: what limits the chunk of a prompt does not change from step to step."""
+        return self._prefix_blocks is None and self._cadence is None and not self._threshold
+
     def _schedule_in_cadence(self, cadence: PrefillCadence, waiting: WaitQueue | None, now: Micros) -> StepPlan:
         """Plan the step that begins at `now`, which runs once: the next one may have another part in the cadence."""
         cadence.begin_step(any_decodes=len(self.sequences) > len(self._prefilling))
@@ -109,29 +114,24 @@ class ContinuousBatch(RunningBatch):
     def plan_decodes(self, max_repeats: int) -> StepPlan | None:
         return self._repeat_decodes(max_repeats) if self._cadence is None else None
 
-    def admit_whole(self, waiting: WaitQueue, now: Micros) -> SequenceState | None:
-        """Admit the only sequence that waits to a step with its whole prompt, while no other one prefills. Return None if that
-        does not fit, or there is more to it: ask `schedule`, which would do the same.
-
-        There must be no prefix cache, and `waiting` must not want to hear of steps.
-        """
-        seq, decodes = waiting.peek(), self.num_decodes
-        if seq is None or seq.num_preemptions or seq.transferred_kv_tokens or self._threshold or self._cadence is not None:
-            return None
-        tokens, blocks = seq.prompt_tokens, self._blocks
-        if tokens > self._max_tokens - decodes or tokens > self._max_chunk_tokens or decodes >= self._max_num_seqs:
-            return None
+    def admit_whole(self, seq: SequenceState, now: Micros) -> bool:
+        """Admit `seq`, the only one that waits, to a step with its whole prompt, while no other one prefills. Return False if
+        that does not fit, or there is more to it: ask `schedule`, which would do the same. `admits_whole` must be true."""
+        tokens, decodes, blocks = seq.prompt_tokens, self.num_decodes, self._blocks
+        if seq.num_preemptions or seq.transferred_kv_tokens or decodes >= self._max_num_seqs:
+            return False
+        if tokens > self._max_tokens - decodes or tokens > self._max_chunk_tokens:
+            return False
         taken = -(-tokens // blocks.block_size)
         if taken + (self._watermark_blocks if decodes else 0) > blocks.free - blocks.decode_blocks(1):
-            return None
-        waiting.pop()
+            return False
         blocks.free -= taken
         seq.num_scheduled_tokens, seq.scheduled_at = tokens, now
         seq.admission_index = self._num_admissions
         self._num_admissions += 1
         self.sequences[seq.request_id] = seq
         self._prefilling.append(seq)
-        return seq
+        return True
 
     def complete_whole(self) -> SequenceState | None:
         """Let the sequence decode that `admit_whole` has admitted, after its step. Return it, or None if it was withdrawn."""
