@@ -2,7 +2,7 @@
 
 Under vLLM's rules, without planning ahead, nearly every run is one of two:
 
-    all sequences decode                          until the first of them is complete; the blocks for that are free
+    all sequences decode, or all in a full batch  until the first of them is complete; the blocks for that are free
     they decode, and one prompt joins as a whole  one step (without a prefix cache)
 
 Here these begin and end without the layers that ask for all else: chunks, several prompts, preemption, held sequences,
@@ -55,19 +55,20 @@ class PlainCore(EngineCore):
         batch, blocks, run = self._plain_batch, self._blocks, self._plain_run
         decodes, num_here, now = batch.num_decodes, len(self.sequences), self.next_start
         if self._held.count:
-            return super().start_run()
-        if decodes == num_here:
+            return EngineCore.start_run(self)
+        in_batch = len(batch.sequences)
+        if decodes == num_here or (decodes == in_batch and batch.is_full):
             plan, tokens = self._decode_plan, 0
             plan.max_repeats = limit = self._completions.next_step - batch.step_index
             if decodes * -(-limit // blocks.block_size) > blocks.free:
-                return super().start_run()
+                return EngineCore.start_run(self)
         else:
-            if num_here != decodes + 1 or not self._joins or len(batch.sequences) != decodes:
-                return super().start_run()
+            if in_batch != decodes or not self._joins or not (num_here == decodes + 1 or batch.has_one_slot):
+                return EngineCore.start_run(self)
             fcfs = self._fcfs
             seq = self.waiting.peek() if fcfs is None else fcfs.peek()
             if seq is None or not batch.admit_whole(seq, now):
-                return super().start_run()
+                return EngineCore.start_run(self)
             if fcfs is None:
                 self.waiting.pop()
             else:
@@ -90,7 +91,7 @@ class PlainCore(EngineCore):
 
     def commit_run(self, run: StepRun) -> None:
         if run is not self._plain_run or run.departed_decodes:
-            super().commit_run(run)
+            EngineCore.commit_run(self, run)
             return
         batch, meter, itl_log = self._plain_batch, self.meter, self.itl_log
         now, steps, decodes = run.ends_at, run.steps, run.num_decodes

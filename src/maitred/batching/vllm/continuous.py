@@ -80,6 +80,11 @@ class ContinuousBatch(RunningBatch):
         return len(self.sequences) >= self._max_num_seqs and not (self._threshold and self._prefilling)
 
     @property
+    def has_one_slot(self) -> bool:
+        """Whether exactly one sequence more may run."""
+        return len(self.sequences) + 1 == self._max_num_seqs
+
+    @property
     def admits_whole(self) -> bool:
         """Whether `admit_whole` may be asked: what limits the chunk of a prompt does not change from step to step."""
         return self._prefix_blocks is None and self._cadence is None and not self._threshold
@@ -115,8 +120,8 @@ class ContinuousBatch(RunningBatch):
         return self._repeat_decodes(max_repeats) if self._cadence is None else None
 
     def admit_whole(self, seq: SequenceState, now: Micros) -> bool:
-        """Admit `seq`, the only one that waits, to a step with its whole prompt, while no other one prefills. Return False if
-        that does not fit, or there is more to it: ask `schedule`, which would do the same. `admits_whole` must be true."""
+        """Admit `seq` to a step with its whole prompt, while no other one prefills and none could join beside it. Return False
+        if that does not fit, or there is more to it: ask `schedule`, which would do the same. `admits_whole` must be true."""
         tokens, decodes, blocks = seq.prompt_tokens, self.num_decodes, self._blocks
         if seq.num_preemptions or seq.transferred_kv_tokens or decodes >= self._max_num_seqs:
             return False
