@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from functools import cache
 from math import inf, log
@@ -70,6 +71,21 @@ def every_rate(size: int, tolerance: float) -> float:
             best = traffic.rate * factor
         factor *= 1 + tolerance
     return best
+
+
+def test_a_run_of_a_study_leaves_no_cycles_and_the_collector_as_it_was() -> None:
+    settings = RunSettings(seeds=(42,), slo=DEFAULT_SLO, horizon=None, metrics=("ttft_p99_ms",))
+    (run,) = settings.make_runs(SMALL, Load(rate=30, num_requests=5))
+    run_task(run.task)  # what is made once stays
+    before = (gc.get_threshold(), gc.get_freeze_count() > 0)
+    gc.collect()
+    gc.disable()
+    try:
+        run_task(run.task)
+        assert not gc.collect()
+    finally:
+        gc.enable()
+    assert (gc.get_threshold(), gc.get_freeze_count() > 0) == before
 
 
 def fields(load: Load) -> dict[str, Any]:

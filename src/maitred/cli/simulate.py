@@ -22,9 +22,10 @@ from maitred.cli.flags import SWITCH, command, flag, set_value
 from maitred.cli.outputs import FileFlags, OutputFlags, Outputs, open_outputs
 from maitred.cli.program_flags import PROGRAM_FLAG_NAMES, ProgramFlags, program_values
 from maitred.cli.shared_flags import InstanceFlags, horizon, instance_values, parse_groups, short_horizon, slo
-from maitred.cli.terminal import exit_on_signals, progress_bar, rare_collections, request_progress
+from maitred.cli.terminal import exit_on_signals, progress_bar, request_progress
 from maitred.cli.traces import recorded_run, report_skipped
 from maitred.core.errors import ConfigError, nearest_name_hint
+from maitred.core.garbage import rare_collections
 from maitred.core.printing import printable
 from maitred.core.units import MILLISECOND, Micros
 

@@ -1,8 +1,7 @@
-"""What all commands need of a terminal and a process: one progress bar, signals, garbage, the limit of open files."""
+"""What all commands need of a terminal and a process: one progress bar, signals, the limit of open files."""
 
 from __future__ import annotations
 
-import gc
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -76,18 +75,6 @@ def exit_on_signals() -> Iterator[None]:
     finally:
         for number in handled:
             signal.signal(number, signal.SIG_DFL)
-
-
-@contextmanager
-def rare_collections() -> Iterator[None]:
-    """Let the garbage collector look rarely while the block runs, and never at what is old: a run makes hardly any cycles, and
-    looking for them takes up to a tenth of its time."""
-    before = gc.get_threshold()
-    gc.set_threshold(100_000, 50, 1_000)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
 
 
 def _exit(number: int, frame: Any) -> NoReturn:

@@ -11,5 +11,5 @@ python_json.py    JSON with NaN and Infinity, as Python writes it; field_types.p
 yaml_document.py  a YAML file with the line of each value; yaml_schema.py: as a struct
 printing.py       text from outside, without what cannot be printed; environment.py: variables that are misspelt
 histogram.py      distributions as counts, with quantiles; student_t.py: intervals from few values
-lazy_heap.py      heaps with lazy deletion; steps.py: work between whose steps a loop may run
+lazy_heap.py      heaps with lazy deletion; steps.py: work between whose steps a loop may run; garbage.py: its collector
 """

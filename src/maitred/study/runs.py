@@ -8,6 +8,7 @@ task (`StudyRun.id`), so a study that is stopped and resumed recognises the runs
 
 from __future__ import annotations
 
+import gc
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
@@ -16,6 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from maitred.core.errors import ConfigError, MaitredError
+from maitred.core.garbage import rare_collections
 from maitred.core.units import Micros, from_ms
 from maitred.report import DEFAULT_SLO, Slo, workload_targets
 from maitred.study.candidate import Candidate, draw_latency_scale
@@ -78,7 +80,10 @@ def encode_task(task: Task) -> bytes:
 
 def run_task(task: bytes) -> bytes:
     """Run the simulation of a task. This is the function that workers call."""
-    return _encoder.encode(_run(msgspec.msgpack.decode(task, type=Task)))
+    with rare_collections():
+        result = _encoder.encode(_run(msgspec.msgpack.decode(task, type=Task)))
+        gc.collect()  # what this run has left, or memory would grow with the runs of a process
+    return result
 
 
 def decode_figures(result: bytes) -> dict[str, float | None]:
