@@ -25,8 +25,10 @@ from maitred.sim import ClusterConfig, simulate
 from maitred.testing.world import VirtualLoop
 from maitred.testing.world.behaviours import MODEL
 from maitred.testing.world.clients import ClientConnection, Sent
+from maitred.testing.world.cluster.scenario import ClusterScenario
+from maitred.testing.world.cluster.stage import ClusterStage
 from maitred.testing.world.scenario import GATEWAY, PORT, Scenario
-from maitred.testing.world.stage import Stage, latency_of
+from maitred.testing.world.stage import Scene, Stage, latency_of
 from maitred.testing.world.streams import LinkConfig
 from maitred.workload import Job
 
@@ -106,9 +108,9 @@ def request_bytes(job: Job) -> bytes:
     return f"{head}{program}\r\n".encode() + body
 
 
-async def send(stage: Stage, job: Job, began_at: int) -> None:
+async def send(stage: Scene, job: Job, began_at: int, gateway: str = GATEWAY) -> None:
     violations: list[str] = []  # What a client makes of a completion is not of interest here.
-    _, connection = await stage.loop.create_connection(lambda: ClientConnection(stage.loop, violations.append), GATEWAY, PORT)
+    _, connection = await stage.loop.create_connection(lambda: ClientConnection(stage.loop, violations.append), gateway, PORT)
     assert isinstance(connection, ClientConnection)
     sent = Sent(str(job.request.id), job.output_tokens, True, began_at, stage.loop.create_future())
     at = (began_at + job.request.arrival) / 1e6
@@ -137,6 +139,30 @@ def decisions_of_a_gateway(scenario: Scenario, jobs: Sequence[Job], folder: Path
     return stage.decision_log.read_bytes().splitlines()
 
 
+def decisions_of_a_cluster(scenario: ClusterScenario, jobs: Sequence[Job], folder: Path) -> list[bytes]:
+    """Return the log of decisions of the scheduler that leads several gateways, each of which gets some of the jobs."""
+    stage, spread = ClusterStage(scenario, folder), Random(scenario.seed)
+
+    async def play() -> None:
+        for engine in stage.engines:
+            engine.entry_secs = ENTRY / 1e6
+            engine.boot()
+        stage.settings = scenario.fleet_settings([engine.url for engine in stage.engines])
+        for processes in (stage.schedulers, stage.gateways):
+            await asyncio.gather(*(process.start() for process in processes))
+        began_at = stage.loop.micros + 10_000_000
+        await asyncio.gather(*(send(stage, job, began_at, spread.choice(stage.gateways).address) for job in jobs))
+        for processes in (stage.gateways, stage.schedulers):
+            await asyncio.gather(*(process.stop() for process in processes))
+        await asyncio.sleep(5.0)  # for the last answers of the store
+        for engine in stage.engines:
+            await engine.close()
+
+    stage.loop.run_until_complete(play())
+    [leader] = [log for each in stage.schedulers if b"submit" in (log := stage.decision_log(each.name)).read_bytes()]
+    return leader.read_bytes().splitlines()
+
+
 def decisions_of_a_simulation(scenario: Scenario, jobs: Sequence[Job]) -> list[bytes]:
     lines: list[bytes] = []
     settings = scenario.settings(["http://engine"], "")
@@ -151,14 +177,19 @@ def decisions_of_a_simulation(scenario: Scenario, jobs: Sequence[Job]) -> list[b
 
 
 def told(lines: Sequence[bytes]) -> dict[str, list[tuple[Any, ...]]]:
-    """Return for each room what was decided about which job, and when, counted from the first arrival. Both number requests as
-    they come."""
+    """Return for each room what was decided about which job, and when, counted from the first arrival. Each numbers requests in
+    its own way, so here they have the order in which decisions name them first."""
     entries = [msgspec.json.decode(line) for line in lines]
     first = next(entry["at"] for entry in entries if entry.get("input") in {"submit", "begin"})
     found: dict[str, list[tuple[Any, ...]]] = {"admission": [], "programs": [], "routing": []}
+    numbers: dict[str, dict[int, int]] = {room: {} for room in found}
     for entry in entries:
         decision = entry.get("decision")
         if decision is not None and entry["room"] in found:
+            of_room = numbers[entry["room"]]
+            for key in decision.keys() & {"subject", "other", "request"}:
+                if decision[key] is not None:
+                    decision[key] = of_room.setdefault(decision[key], len(of_room))
             found[entry["room"]].append((decision.pop("at") - first, *sorted(decision.items())))
     # Which of two tasks goes on first that get a slot or memory at one instant is not decided by anyone.
     return {room: sorted(decisions, key=repr) for room, decisions in found.items()}
@@ -253,3 +284,37 @@ def test_further_rules_of_admission_hold_in_a_gateway_as_in_a_simulation(
     live, simulated = told(decisions_of_a_gateway(scenario, jobs, tmp_path)), told(decisions_of_a_simulation(scenario, jobs))
     assert live["admission"] == simulated["admission"]
     assert said(live["admission"], "reason") >= reasons
+
+
+def cluster_of(seed: int, **fields: Any) -> ClusterScenario:
+    limits = (LIMIT,) * int(fields["num_engines"])
+    return ClusterScenario(seed=seed, clients=(), engine_limits=limits, link=WIRE, num_gateways=3, num_schedulers=2, **fields)
+
+
+@pytest.mark.parametrize(
+    ("seed", "mean_gap", "fields"),
+    [
+        *((seed, 60_000, {"num_engines": 1, "slots_per_backend": 3}) for seed in (2, 5, 11)),
+        (12, 20_000, {"num_engines": 3, "slots_per_backend": 60, "policy": "round-robin"}),
+        (8, 20_000, {"num_engines": 3, "slots_per_backend": 2, "policy": "least-loaded"}),
+        (7, 20_000, {"num_engines": 3, "slots_per_backend": 2, "policy": "power-of-two"}),
+    ],
+)
+def test_three_gateways_with_two_schedulers_decide_as_a_simulation_of_one(
+    seed: int, mean_gap: float, fields: dict[str, Any], tmp_path: Path
+) -> None:
+    """The links take no time. What is not shown here, links and a store that are late, cut or gone, has no other decisions:
+    `testing/world/cluster` plays them."""
+    cluster, jobs = cluster_of(seed, queue_secs=2.0, **fields), make_jobs(seed, mean_gap)
+    live, simulated = told(decisions_of_a_cluster(cluster, jobs, tmp_path)), told(decisions_of_a_simulation(cluster, jobs))
+    assert live == simulated
+    assert said(live["admission"], "action") >= ({"admit", "queue", "preempt"} if cluster.num_engines == 1 else {"admit"})
+
+
+@pytest.mark.parametrize("seed", [2, 8])
+def test_programs_of_three_gateways_are_paused_and_resumed_as_in_a_simulation(seed: int, tmp_path: Path) -> None:
+    cluster = cluster_of(seed, num_engines=2, slots_per_backend=3, has_programs=True, program_tokens=2_000)
+    jobs = as_turns(make_jobs(seed, 150_000))
+    live, simulated = told(decisions_of_a_cluster(cluster, jobs, tmp_path)), told(decisions_of_a_simulation(cluster, jobs))
+    assert live == simulated
+    assert said(live["programs"], "action") >= {"grant", "wait", "pause", "resume"}
