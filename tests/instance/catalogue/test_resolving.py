@@ -7,6 +7,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from maitred.core.contracts import BatchShape, ChunkShape
 from maitred.core.errors import ConfigError
@@ -87,9 +88,10 @@ def test_what_is_said_stands() -> None:
 
 def test_less_of_the_memory_leaves_fewer_blocks() -> None:
     """0.4 less of 80 GiB are 32 GiB: 16,384 blocks of 2 MiB."""
-    assert resolve_instance(InstanceConfig(model=LLAMA, gpu_memory_utilization=0.5)).total_kv_blocks == 26_312 - 16_384
+    less = InstanceConfig(model=LLAMA, gpu_memory_utilization=0.5, latency=RooflineLatency())
+    assert resolve_instance(less).total_kv_blocks == 26_312 - 16_384
     with pytest.raises(ConfigError, match=r"wants 21 GiB before any KV, and 1 x H100 give it 8 .*larger --gpu-memory-ut"):
-        resolve_instance(InstanceConfig(model=LLAMA, gpu_memory_utilization=0.1))
+        resolve_instance(replace(less, gpu_memory_utilization=0.1))
     assert InstanceConfig(gpu_memory_utilization=0.5).warnings(prefix_cache=False) == [
         "gpu_memory_utilization 0.5 has no effect without model"
     ]

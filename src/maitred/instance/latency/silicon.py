@@ -110,6 +110,8 @@ class _SiliconModel(PiecewiseAffineModel):
         super().__init__(overheads)
         self._table, self._ranks, self._scale = table, table.ranks, scale
         self._of_step, self._of_sequence = of_step, of_sequence
+        if self._ranks == 1:
+            self.mixed_steps = self
 
     def envelope_of(self, decodes: int) -> Envelope:
         grid, rank = self._table.decode, -(-decodes // self._ranks)
@@ -120,12 +122,16 @@ class _SiliconModel(PiecewiseAffineModel):
         )
 
     def prefill_step_time(self, batch: BatchShape) -> float:
-        context = batch.context_tokens / batch.num_decodes if batch.num_decodes else 0.0
         if self._ranks == 1:
-            return (self._of_step + self._rank_time(batch.chunks, batch.num_decodes, context)) * self._scale
+            return self.time_of(batch.chunks, batch.num_decodes, batch.context_tokens)
+        context = batch.context_tokens / batch.num_decodes if batch.num_decodes else 0.0
         ranks = chunks_by_rank(batch, self._ranks)
         slowest = max([self._rank_time(chunks, decodes, context) for chunks, decodes in ranks])
         return (self._of_step + slowest) * self._scale
+
+    def time_of(self, chunks: Sequence[ChunkShape], decodes: int, context_tokens: int) -> float:
+        """Return the µs of a step with prompts on one rank (`MixedSteps`)."""
+        return (self._of_step + self._rank_time(chunks, decodes, context_tokens / decodes if decodes else 0.0)) * self._scale
 
     def _rank_time(self, chunks: Sequence[ChunkShape], decodes: int, context: float) -> float:
         """Return the µs of a rank in which `decodes` sequences decode over `context` tokens each."""

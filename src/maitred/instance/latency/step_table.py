@@ -21,12 +21,12 @@ from typing import TypeAlias
 
 import msgspec
 
+from maitred.instance.latency.interpolation import Axis, interpolate
+
 _BEYOND_ANY_TIME = 1e12
 
 Curve: TypeAlias = tuple[tuple[float, float], ...]
 """Points (tokens or sequences, µs), in increasing order."""
-Axis: TypeAlias = tuple[float, ...]
-"""Points in increasing order."""
 
 ZERO_CURVE: Curve = ((0.0, 0.0),)
 
@@ -65,34 +65,18 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Beyond the last points of some axes the value of a bounded grid is at least that at the edge, and at most in proportion
         to that: the slope there may be that of a few noisy measurements.
         """
+        axes = self.axes
+        value = interpolate(axes, self.us, point)
         if not self.bounded:
-            return self._interpolated(point)
+            return value
         beyond = 1.0
-        for axis, x in zip(self.axes, point, strict=True):
+        for axis, x in zip(axes, point, strict=True):
             if x > axis[-1] > 0 and len(axis) > 1:
                 beyond *= x / axis[-1]
-        value = self._interpolated(point)
         if beyond == 1.0:
             return value
-        edge = self._interpolated([min(x, axis[-1]) for axis, x in zip(self.axes, point, strict=True)])
+        edge = interpolate(axes, self.us, [min(x, axis[-1]) for axis, x in zip(axes, point, strict=True)])
         return min(max(value, edge), edge * beyond)
-
-    def _interpolated(self, point: Sequence[float]) -> float:
-        terms, stride = [(0, 1.0)], len(self.us)
-        for axis, x in zip(self.axes, point, strict=True):
-            stride //= len(axis)
-            index, share = interpolation_point(axis, x)
-            upper = [(offset + (index + 1) * stride, weight * share) for offset, weight in terms] if share else []
-            terms = [(offset + index * stride, weight * (1 - share)) for offset, weight in terms] + upper
-        return sum([self.us[offset] * weight for offset, weight in terms])
-
-
-def interpolation_point(axis: Sequence[float], x: float) -> tuple[int, float]:
-    """Return the index of the point before `x`, and the share of the way to the next one; above 1 after the last point."""
-    if x <= axis[0] or len(axis) == 1:
-        return 0, 0.0
-    index = min(bisect_right(axis, x), len(axis) - 1) - 1
-    return index, (x - axis[index]) / (axis[index + 1] - axis[index])
 
 
 def curve_value(curve: Curve, x: float) -> float:

@@ -50,7 +50,7 @@ from maitred.instance.latency import (
     TableLatency,
     TrainedPhysicsLatency,
 )
-from maitred.instance.latency.step_table import Axis, interpolation_point
+from maitred.instance.latency.interpolation import Axis, locate
 from maitred.report import OutputFile
 from maitred.report.figure import PLOT_STYLE, plot_format, save_figure
 from maitred.study.calibration.measurements import MeasuredRequest, MeasuredStep
@@ -242,7 +242,7 @@ def _weights(ticks: tuple[Axis, ...], points: Sequence[TablePoint]) -> Floats:
     found = np.zeros((len(points), prod(len(axis) for axis in ticks)))
     strides = [prod(len(axis) for axis in ticks[i + 1 :]) for i in range(len(ticks))]
     for row, point in enumerate(points):
-        placed = [interpolation_point(axis, x) for axis, x in zip(ticks, point, strict=True)]
+        placed = [locate(axis, x) for axis, x in zip(ticks, point, strict=True)]
         for corner in product((0, 1), repeat=len(ticks)):
             weight = prod(share if up else 1 - share for up, (_, share) in zip(corner, placed, strict=True))
             if weight:
