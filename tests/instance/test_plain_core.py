@@ -94,7 +94,8 @@ def drive(
     seen += [engine.num_steps, engine.num_preemptions, engine.free_blocks, meter.busy_time, meter.itl_sketch]
     if log is not None:
         log.close()
-        seen += [getattr(log, name) for name in log.__slots__ if not name.startswith("_")]
+        seen += [log.stretch_steps, log.stretch_times, log.request_ids, log.first_stretches, log.end_stretches]
+        seen += [log.single_gap_request_ids, log.single_gaps]
     return seen, straight
 
 
