@@ -146,3 +146,18 @@ def test_the_books_balance_and_decisions_say_where_every_request_is(seed):
         assert {request for program in driver.core.programs for request in program.waiting} == driver.waiting
         assert {request for program in driver.core.programs for request in program.contexts} == driver.under_way
         assert [b.used for b in driver.core.backends] == [driver.naive.used(m) for m in driver.naive.memories]
+
+
+def test_programs_of_many_tenants_at_many_backends_are_copied():
+    """A copy follows what each object keeps, as deep as Python calls: it must not go from one program to the next."""
+    core = Programs(ProgramsConfig())
+    for backend in range(64):
+        core.set_backend(backend, 0, models=["m"], capacity=10**7)
+    for number in range(1_000):
+        request = ProgramRequest(id=number, model="m", tenant=f"t{number % 500}", program=f"p{number}", prompt_tokens=1_000)
+        core.begin(request, 10 * number)
+        if number % 2:
+            core.end(number, Usage(1_000, 1_100), 10 * number + 1)
+    copy = core.copy()
+    copy.check()
+    assert [program.key for program in copy.programs] == [program.key for program in core.programs]

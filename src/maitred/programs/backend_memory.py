@@ -26,7 +26,7 @@ from maitred.core.request import PriorityClass
 from maitred.core.units import Micros
 from maitred.programs.acting_estimators import ActingEstimator
 from maitred.programs.enums import BackendStatus, ProgramReason
-from maitred.programs.program import Program
+from maitred.programs.program import Program, TenantPrograms
 
 PauseOrder: TypeAlias = tuple[int, int, int, int]
 _Heap: TypeAlias = IndexedHeap[int, PauseOrder, Program]
@@ -38,8 +38,10 @@ _UP: Final = BackendStatus.UP  # a look-up in the class takes as long as a call
 class BackendMemory:
     """The memory with this `index`, as a driver numbers them."""
 
-    def __init__(self, index: int, estimator: ActingEstimator, buffer_tokens: int) -> None:
+    def __init__(self, index: int, estimator: ActingEstimator, buffer_tokens: int, holding: dict[str, TenantPrograms]) -> None:
+        """`holding`: the tenants whose programs have a place at some backend, which this one keeps up."""
         self.index = index
+        self._holding = holding
         self.status = BackendStatus.UP
         self.models: frozenset[str] = frozenset()
         """The models that it serves."""
@@ -130,6 +132,10 @@ class BackendMemory:
         """Register a program."""
         self._programs[program.serial] = program
         program.backend = self.index
+        tenant = program.of_tenant
+        tenant.num_placed += 1
+        if tenant.num_placed == 1:
+            self._holding[program.key.tenant] = tenant
         if program.settles_at > self._settled_until:
             if self._settling:  # a shorter minimum stay, newly configured, keeps the order
                 program.settles_at = max(program.settles_at, self._settling[-1][0])
@@ -144,6 +150,10 @@ class BackendMemory:
         self._discount(program).remove(program.serial)
         del self._programs[program.serial]
         program.backend, program.is_marked = None, False
+        tenant = program.of_tenant
+        tenant.num_placed -= 1
+        if not tenant.num_placed:
+            del self._holding[program.key.tenant]
 
     def estimate(self, program: Program, now: Micros) -> None:
         """Ask the estimator what an acting program counts: when it begins to act, and when it is registered."""

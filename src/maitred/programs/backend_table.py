@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 from maitred.programs.acting_estimators import ActingEstimator
 from maitred.programs.backend_memory import BackendMemory
@@ -15,11 +15,11 @@ from maitred.programs.program import TenantPrograms
 class BackendTable:
     """All backends of one core. A backend that serves several models is in the pool of each, and its memory is one."""
 
-    def __init__(self, config: ProgramsConfig, estimator: ActingEstimator, tenants: Mapping[str, TenantPrograms]) -> None:
-        """`tenants`: those that have programs."""
+    def __init__(self, config: ProgramsConfig, estimator: ActingEstimator) -> None:
         self._config = config
         self._estimator = estimator
-        self._tenants = tenants
+        self.holding: dict[str, TenantPrograms] = {}
+        """The tenants whose programs have a place at some backend."""
         self.by_index: dict[int, BackendMemory] = {}
         self._in_order: list[BackendMemory] = []
         self._pools: dict[str, ModelPool] = {}
@@ -46,7 +46,7 @@ class BackendTable:
         """Return the backend with this index; a new one serves no model yet."""
         backend = self.by_index.get(index)
         if backend is None:
-            backend = self.by_index[index] = BackendMemory(index, self._estimator, self._config.buffer_tokens)
+            backend = self.by_index[index] = BackendMemory(index, self._estimator, self._config.buffer_tokens, self.holding)
             self._in_order = [each for _, each in sorted(self.by_index.items())]
             self._pools_of[index] = []
         return backend
@@ -70,13 +70,13 @@ class BackendTable:
     def keep_pool(self, model: str) -> ModelPool:
         """Return the pool of a model that some backend serves, or has served."""
         if model not in self._pools:
-            self._pools[model] = ModelPool(self._config, self._estimator, self._tenants)
+            self._pools[model] = ModelPool(self._config, self._estimator, self.holding)
         return self._pools[model]
 
     def pool(self, model: str) -> ModelPool:
         """Return the pool of a model. For one that no backend has ever served it is empty and not kept, because clients name
         models."""
-        return self._pools.get(model) or ModelPool(self._config, self._estimator, self._tenants)
+        return self._pools.get(model) or ModelPool(self._config, self._estimator, self.holding)
 
     def pools_of(self, backend: BackendMemory) -> list[ModelPool]:
         """Return the pools of the models that a backend serves, by name."""

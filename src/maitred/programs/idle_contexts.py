@@ -106,7 +106,7 @@ class IdleContexts:
 
     def _evict(self, excess: float) -> None:
         """Count `excess` tokens less, if there are as many: those that ended first."""
-        while excess > 0 and self.all:  # engines evict what was used longest ago
+        while excess >= 1 and self.all:  # engines evict what was used longest ago
             number, tokens = self.all.pop(0)
             evicted = min(tokens, int(excess))
             if tokens > evicted:

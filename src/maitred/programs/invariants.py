@@ -5,7 +5,7 @@ from __future__ import annotations
 from maitred.core.errors import InvariantError
 from maitred.programs.idle_contexts import MAX_PASSED
 from maitred.programs.places import ProgramPlaces
-from maitred.programs.program import Program
+from maitred.programs.program import Program, TenantPrograms
 from maitred.programs.program_table import ProgramTable
 
 
@@ -15,7 +15,7 @@ def check_programs(places: ProgramPlaces, table: ProgramTable) -> None:
         backend.check()
     for pool in places.backends.pools:
         pool.paused.check()
-    _check_tenants(table)
+    _check_tenants(table, places.backends.holding)
     placed = {p.serial for backend in places.backends.all for p in backend.programs}
     paused = {p.serial for pool in places.backends.pools for p in pool.paused}
     known = {p.serial for p in table.all}
@@ -28,13 +28,16 @@ def check_programs(places: ProgramPlaces, table: ProgramTable) -> None:
     _check_requests(places, table)
 
 
-def _check_tenants(table: ProgramTable) -> None:
+def _check_tenants(table: ProgramTable, holding: dict[str, TenantPrograms]) -> None:
+    if holding != {name: tenant for name, tenant in table.tenants.items() if tenant.num_placed}:
+        raise InvariantError(f"{list(holding)} are noted as the tenants that have programs at backends")
     if set(table.tenants) != {program.key.tenant for program in table.all}:
         raise InvariantError(f"not all of the tenants {list(table.tenants)} have programs, or others have")
     for name, tenant in table.tenants.items():
         programs = [program for program in table.all if program.of_tenant is tenant]
-        held = sum(program.charge for program in programs if program.backend is not None)
-        if (tenant.num_programs, tenant.held_tokens) != (len(programs), held):
+        placed = [program.charge for program in programs if program.backend is not None]
+        held = sum(placed)
+        if (tenant.num_programs, tenant.num_placed, tenant.held_tokens) != (len(programs), len(placed), held):
             raise InvariantError(f"{name} has {len(programs)} programs, which hold {held}; {tenant.held_tokens} is noted")
 
 

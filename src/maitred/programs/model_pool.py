@@ -52,9 +52,9 @@ class TenantClaim(NamedTuple):
 class ModelPool:
     """The backends and the paused programs of one model. It plans; `Passes` carries out."""
 
-    def __init__(self, config: ProgramsConfig, estimator: ActingEstimator, tenants: Mapping[str, TenantPrograms]) -> None:
-        """`tenants`: those that have programs, of whichever model."""
-        self._tenants = tenants
+    def __init__(self, config: ProgramsConfig, estimator: ActingEstimator, holding: Mapping[str, TenantPrograms]) -> None:
+        """`holding`: the tenants whose programs have a place at some backend, of whichever model."""
+        self._holding = holding
         self.backends: list[BackendMemory] = []
         self.open_backends: list[BackendMemory] = []
         """The backends where programs may be placed."""
@@ -260,20 +260,23 @@ class ModelPool:
         hold what it lacks."""
         # A hold keeps what becomes free, and a tenant whose programs ask again at once lets nothing become free. A fixed share
         # for each tenant would lie idle while the tenant does.
-        claimant = self._waits_too_long(self._patience, now) if len(self._tenants) > 1 else None
-        best = None if claimant is None else self._with_most_room(self.open_backends)
-        if claimant is None or best is None:
+        claimant = self._waits_too_long(self._patience, now)
+        if claimant is None or len(self._holding) <= (claimant.of_tenant.num_placed > 0):
+            return None
+        best = self._with_most_room(self.open_backends)
+        if best is None:
             return None
         need = claimant.tokens + self._buffer
         missing = need - self.room(best)
         if missing <= 0 or (best.capacity is not None and need > best.capacity):
             return None
         own = claimant.of_tenant.held_tokens
-        spared = own + need if own else 0.0
-        # A tenant that holds nothing gets all that it needs. Another one gets what others have more than it would have.
-        tenants = (tenant for tenant in self._tenants.values() if tenant is not claimant.of_tenant)
+        if not own:  # A tenant that holds nothing gets all that it needs.
+            return TenantClaim(claimant, best, missing, 0.0)
+        spared = own + need  # Another one gets what others have more than it would have.
+        tenants = (tenant for tenant in self._holding.values() if tenant is not claimant.of_tenant)
         others = sum(max(0.0, tenant.held_tokens - spared) for tenant in tenants)
-        return TenantClaim(claimant, best, missing, spared) if not own or others >= missing else None
+        return TenantClaim(claimant, best, missing, spared) if others >= missing else None
 
     def _gives_way(self, program: Program, claim: TenantClaim, given: float, now: Micros) -> bool:
         """Return whether an acting program at the backend of a claim is to be paused for it, when its tenant has `given` tokens

@@ -39,7 +39,7 @@ class ProgramPlaces:
 
     def __init__(self, config: ProgramsConfig, table: ProgramTable) -> None:
         self._table = table
-        self.backends = BackendTable(config, ACTING_ESTIMATORS.create(config.estimator), table.tenants)
+        self.backends = BackendTable(config, ACTING_ESTIMATORS.create(config.estimator))
         self._by_index = self.backends.by_index
         self.num_waiting = 0
         """Requests that wait."""

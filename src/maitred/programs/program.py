@@ -59,14 +59,15 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
 class TenantPrograms:
     """What is known of all programs of one tenant together."""
 
-    __slots__ = ("held_tokens", "idle", "num_programs")
+    # No program is kept here: a copy (pickle) follows what each object keeps, and must not go from program to program.
+    __slots__ = ("held_tokens", "num_placed", "num_programs")
 
     def __init__(self) -> None:
         self.num_programs = 0
+        self.num_placed = 0
+        """Those that have a place at a backend."""
         self.held_tokens = 0.0
         """Tokens that they are charged, at all backends together."""
-        self.idle: IndexedHeap[int, Micros, Program] = IndexedHeap()
-        """Idle ones by when they were last active."""
 
 
 class Program:

@@ -40,6 +40,8 @@ class ProgramTable:
         """Idle programs by when they are to be forgotten."""
         self.tenants: dict[str, TenantPrograms] = {}
         """The tenants that have programs."""
+        self._idle_of: dict[str, IndexedHeap[int, Micros, Program]] = {}
+        """The idle programs of each tenant by when they were last active."""
 
     @property
     def all(self) -> Collection[Program]:
@@ -75,6 +77,7 @@ class ProgramTable:
         program.of_tenant.num_programs -= 1
         if not program.of_tenant.num_programs:
             del self.tenants[program.key.tenant]
+            self._idle_of.pop(program.key.tenant, None)
         del self.by_serial[program.serial]
         if program.key.name:
             del self._by_key[program.key]
@@ -87,12 +90,15 @@ class ProgramTable:
     def note_idle(self, program: Program, now: Micros, expires_at: Micros) -> None:
         """Note that no request of a program is under way or waits."""
         self.by_expiry.push(program.serial, expires_at, program)
-        program.of_tenant.idle.push(program.serial, now, program)
+        tenant = program.key.tenant
+        if tenant not in self._idle_of:
+            self._idle_of[tenant] = IndexedHeap()
+        self._idle_of[tenant].push(program.serial, now, program)
 
     def note_busy(self, program: Program) -> None:
         """Note that a program is not idle any more."""
         if self.by_expiry.remove(program.serial) is not None:
-            program.of_tenant.idle.remove(program.serial)
+            self._idle_of[program.key.tenant].remove(program.serial)
 
     def num_of_tenant(self, tenant: str) -> int:
         """Return how many programs a tenant has."""
@@ -100,7 +106,7 @@ class ProgramTable:
 
     def idlest_of(self, tenant: str) -> Program | None:
         """Return the program of a tenant that is idle for longest, or None if all are busy."""
-        return self.tenants[tenant].idle.peek() if tenant in self.tenants else None
+        return self._idle_of[tenant].peek() if tenant in self._idle_of else None
 
     def __contains__(self, program: Program) -> bool:
         return program.serial in self.by_serial
