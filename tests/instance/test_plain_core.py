@@ -32,6 +32,8 @@ def workloads(draw: st.DrawFn) -> tuple[dict[str, Any], list[tuple[Request, int]
         "max_num_seqs": draw(st.sampled_from([2, 8, 256])),
         "max_num_batched_tokens": draw(st.sampled_from([8, 64, 2048])),
         "long_prefill_token_threshold": draw(st.sampled_from([0, 0, 5, 30])),
+        "prefill_schedule_interval": draw(st.sampled_from([1, 1, 1, 3])),
+        "vllm_release": "0.33",
         "total_kv_blocks": blocks,
         "block_size_in_tokens": size,
         "enable_prefix_caching": draw(st.sampled_from([False, False, True])),
@@ -105,7 +107,8 @@ def test_the_straight_line_says_what_the_layers_say(
     workload: tuple[dict[str, Any], list[tuple[Request, int]], list[Input]], logs: bool
 ) -> None:
     config, jobs, inputs = resolve_instance(InstanceConfig(**workload[0])), workload[1], workload[2]
-    seen, straight = drive(PlainCore, config, jobs, inputs, logs=logs)
+    usual = type(make_core(config, Random(0), standard_parts(config)))
+    seen, straight = drive(usual, config, jobs, inputs, logs=logs)
     assert seen == drive(EngineCore, config, jobs, inputs, logs=logs)[0]
     event("straight" if straight else "never straight")
 

@@ -82,6 +82,7 @@ class PlainCore(EngineCore):
             run.begin(now, plan, decodes, batch.context_tokens)
         else:  # as `begin`
             run.starts_at, run.plan, run.num_decodes = now, plan, decodes
+            run.context_tokens, run.known_shape = batch.context_tokens, None
             run.step_time = time = linear.time_of(tokens, decodes) if tokens else linear.decode_times[decodes]
             run.steps = limit
             run.ends_at = run.outcome_at = now + time * limit
@@ -133,6 +134,7 @@ def make_core(config: InstanceConfig, rng: Random, parts: EngineParts) -> Engine
     is_plain = (
         type(parts.batch) is ContinuousBatch
         and not (config.step_by_step or config.async_scheduling)
+        and config.batch_limits.prefill_schedule_interval == 1
         and not any(is_overridden(waiting, callback) for callback in ("on_served", "on_finished", "on_sequence_end"))
         and not isinstance(config.latency_model(), SpreadAwareModel)
     )

@@ -37,17 +37,17 @@ class StepRun:
     __slots__ = (
         "_affine",
         "_chunk_step_ends",
-        "_context_tokens",
         "_latency",
         "_line",
         "_linear",
         "_lines",
         "_mixed",
-        "_shape",
+        "context_tokens",
         "departed_decodes",
         "ends_at",
         "first",
         "growth",
+        "known_shape",
         "num_decodes",
         "outcome_at",
         "partially_committed",
@@ -67,9 +67,9 @@ class StepRun:
         self.plan = StepPlan(0)
         self.num_decodes = 0
         """Sequences that decode in it."""
-        self._context_tokens = 0
+        self.context_tokens = 0
         """Tokens of KV that they read in its first step."""
-        self._shape: BatchShape | None = None
+        self.known_shape: BatchShape | None = None
         self._chunk_step_ends: list[Micros] = []
         """When each step ends (µs after the start), if several steps with chunks do not take equally long."""
         self._lines: dict[int, Line] = {}
@@ -97,11 +97,11 @@ class StepRun:
     @property
     def shape(self) -> BatchShape:
         """The work of its first step."""
-        shape = self._shape
+        shape = self.known_shape
         if shape is None:  # most are never asked for
             plan = self.plan
-            shape = BatchShape(self.num_decodes, self._context_tokens, plan.prefill_tokens, tuple(plan.chunks))
-            self._shape = shape
+            shape = BatchShape(self.num_decodes, self.context_tokens, plan.prefill_tokens, tuple(plan.chunks))
+            self.known_shape = shape
         return shape
 
     def begin(
@@ -114,8 +114,8 @@ class StepRun:
         self.starts_at = starts_at
         self.plan = plan
         self.num_decodes = num_decodes
-        self._context_tokens = context_tokens
-        self._shape = shape
+        self.context_tokens = context_tokens
+        self.known_shape = shape
         self.steps = steps = plan.max_repeats
         if self._linear is not None:
             linear, prefill = self._linear, plan.prefill_tokens if shape is None else shape.prefill_tokens
@@ -159,14 +159,14 @@ class StepRun:
         """Find the line of its steps, if they are on one."""
         line = affine.single_line(self.num_decodes)
         if line is None:
-            self.first, self.growth = affine.decode_line(self.num_decodes, self._context_tokens, self.steps)
+            self.first, self.growth = affine.decode_line(self.num_decodes, self.context_tokens, self.steps)
         else:
             self._lines[self.num_decodes] = line
-            self._line, self.growth, self.first = line, line.growth, line.base + line.slope * self._context_tokens
+            self._line, self.growth, self.first = line, line.growth, line.base + line.slope * self.context_tokens
 
     def _find_chunk_step_ends(self, steps: int) -> list[Micros]:
         """Return when each of its `steps` steps ends, which have chunks: no line is known for them, so each is asked for."""
-        ends, end, chunks, context = list[Micros](), 0, self.plan.chunks, self._context_tokens
+        ends, end, chunks, context = list[Micros](), 0, self.plan.chunks, self.context_tokens
         for _ in range(steps):
             if self._mixed is not None:
                 end += int(self._mixed.time_of(chunks, self.num_decodes, context)) or 1
@@ -261,12 +261,12 @@ class StepRun:
         self.steps -= steps
         self.partially_committed = True
         self.first += self.growth * steps
-        self._context_tokens += self.num_decodes * steps
-        self._shape = None
+        self.context_tokens += self.num_decodes * steps
+        self.known_shape = None
         if self._chunk_step_ends:
             self._chunk_step_ends = [end - time for end in self._chunk_step_ends[steps:]]
 
     def set_shape(self, shape: BatchShape) -> None:
         """Say what the work of its first step is, after `skip`."""
-        self._shape = shape
+        self.known_shape = shape
         self.num_decodes = shape.num_decodes
