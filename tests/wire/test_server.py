@@ -21,7 +21,7 @@ from maitred.wire import server_context
 from maitred.wire.client_limits import MAX_PARKED_BYTES
 from maitred.wire.exchange import Exchange, send_bytes
 from maitred.wire.machine import Machine
-from maitred.wire.server import App, Listener, open_listener, run_server, running_server
+from maitred.wire.server import App, Listener, _Server, open_listener, run_server, running_server
 from maitred.wire.server_context import ServerContext
 
 SERVER = """
@@ -248,3 +248,22 @@ def test_an_interrupt_before_the_loop_begins_leaves_nothing_that_was_never_await
     begun = serving()
     run_server(begun)
     assert inspect.getcoroutinestate(begun) == inspect.CORO_CLOSED
+
+
+@pytest.mark.parametrize("settle_secs", [0.0, 600.0])
+@pytest.mark.parametrize("begins", ["the loss of its ports", "SIGTERM"])
+def test_a_server_that_lets_its_ports_go_takes_one_signal_without_hurry(begins: str, settle_secs: float) -> None:
+    """As for a worker whose parent has died, of which a service manager then ends all processes: its requests end."""
+
+    async def scenario() -> None:
+        server = _Server(App(), Machine(), drain_secs=60, settle_secs=settle_secs)
+        steps = [server.leave_ports, server.on_termination]
+        for step in steps if begins == "the loss of its ports" else steps[::-1]:
+            step()
+        await server.settle()
+        assert server.told_to_stop.is_set()
+        assert not server._skips.is_set()
+        server.on_termination()
+        assert server._skips.is_set(), "a further signal ends the drain"
+
+    run(scenario())

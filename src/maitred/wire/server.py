@@ -196,6 +196,8 @@ class _Server:
         self._context.request_stop, self._context.leave_ports = self.request_stop, self.leave_ports
         self._skips = asyncio.Event()
         """Set by a signal that ends the phase under way."""
+        self._expects_signal = False
+        """Whether the end has begun without a signal, so that the first one says nothing new."""
 
     async def start(self, ports: Sequence[OpenPort]) -> None:
         """Accept connections."""
@@ -263,8 +265,9 @@ class _Server:
 
     def on_stop_signal(self) -> None:
         """Take note that the server is to stop; when that is known, end the phase under way."""
-        if self.told_to_stop.is_set():
+        if self.told_to_stop.is_set() and not self._expects_signal:
             self._skips.set()
+        self._expects_signal = False
         self.told_to_stop.set()
 
     def on_termination(self) -> None:
@@ -279,8 +282,9 @@ class _Server:
 
     def leave_ports(self) -> None:
         """Accept nothing more, and let requests in flight end, as SIGINT does; a drain that is under way goes on."""
-        if self._settles and not self._context.closes_idle:
+        if self._settles and self._settle_secs and not self._context.closes_idle:
             self._skips.set()
+        self._expects_signal |= not self.told_to_stop.is_set()
         self.told_to_stop.set()
 
     async def _wait_until_closed(self, secs: float) -> None:
