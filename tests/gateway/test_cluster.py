@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import shutil
+import ssl
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +18,7 @@ from cluster_world import SECRET, SLOTS, HeldAnswers, cluster
 from world import admission_config, run, run_on_sockets
 
 from maitred.core.errors import ConfigError
-from maitred.gateway.cluster.link_setup import link_secret
+from maitred.gateway.cluster.link_setup import connecting_context, link_secret, listening_context
 from maitred.programs import ProgramsConfig
 from maitred.scheduler.interface import Dialer, KnownAddresses, LinkAddress
 from maitred.scheduler.link_config import SchedulerConfig
@@ -441,6 +443,27 @@ def test_a_reload_reads_the_certificates_of_the_link_again(tmp_path: Path) -> No
             await c.linked()
 
     run_on_sockets(scenario())
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command to make a certificate")
+def test_a_scheduler_that_asks_for_certificates_lets_no_session_go_on(tmp_path: Path) -> None:
+    """Nobody would look at the certificate again, whose authority a reload may have taken away."""
+    cert, key = _certificate(tmp_path, "here")
+    listening = listening_context(SchedulerConfig(tls_cert=cert, tls_key=key, tls_ca=cert))
+    connecting = connecting_context(SchedulerConfig(tls_cert=cert, tls_key=key, tls_ca=cert))
+    assert listening is not None
+    assert connecting is not None
+    connecting.current.check_hostname = False
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = connecting.current.wrap_bio(back, there)
+    server = listening.current.wrap_bio(there, back, server_side=True)
+    for end in (client, server, client, server):
+        with contextlib.suppress(ssl.SSLWantReadError):
+            end.do_handshake()
+    server.write(b"hello")
+    assert client.read(5) == b"hello"  # behind the tickets, if there are any
+    assert client.session is not None
+    assert not client.session.has_ticket
 
 
 def _certificate(folder: Path, name: str) -> tuple[str, str]:

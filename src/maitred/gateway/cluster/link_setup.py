@@ -57,6 +57,8 @@ def _make_listening(config: SchedulerConfig, certificate: str) -> ssl.SSLContext
     if config.tls_ca is not None:
         _trust(context, config.tls_ca)
         context.verify_mode = ssl.CERT_REQUIRED
+        # A session that goes on is not verified again: an authority that a reload takes away would still let its gateways in.
+        context.minimum_version, context.num_tickets = ssl.TLSVersion.TLSv1_3, 0
     return context
 
 
