@@ -99,6 +99,7 @@ FAILED: Final = {
     "a log of decisions that is torn in its first line": (900_376, {}),
     "an engine that dies behind the last event of a stream, and before its end": (901_842, {}),
     "a newcomer that takes the last slot of its tenant before one that waits in a lower class": (981_289, {}),
+    "a poll that a request has asked for, and that a gateway finds under way as it ends": (1_201_912, {}),
 }
 """Seeds that have failed once, each with what it needs beside."""
 

@@ -95,7 +95,7 @@ class FleetWatch:
     async def close(self) -> None:
         """Poll no more."""
         self._is_started = False
-        await end_tasks(*self._tasks.values())
+        await end_tasks(*self._tasks.values(), *self._urgent_polls.values())  # a request that asked for one may have left
 
     def add(self, backend: Backend) -> None:
         """Poll a backend that has come."""
