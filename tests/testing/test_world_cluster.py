@@ -26,6 +26,11 @@ def test_a_seed_gives_the_same_bytes_and_decisions_again() -> None:
     assert one.fates["answered 200"] > 5
 
 
+def test_gateways_that_two_leaders_have_not_heard_keep_their_slots() -> None:
+    """The first of them learns from the engine what they hold, and loses the store before it hears them."""
+    assert play_cluster(draw_cluster(1_300_174)).violations == []
+
+
 @pytest.mark.parametrize("does_tell", [True, False])
 def test_chats_are_granted_again_soon_after_the_leader_has_gone(does_tell: bool, tmp_path: Path) -> None:
     """After a kill, within its lease and half of it; after SIGTERM, as soon as the next one has asked the store."""

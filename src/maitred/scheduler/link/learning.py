@@ -17,7 +17,8 @@ That holds if nobody else leads. Where the election has lost its record, the sch
 is over, so nothing at all is granted before (`alone_from`).
 
 If the lease passes without some of the gateways, what these still have at the engines is unknown. An engine that is asked then
-tells how much that can be at most (`unaccounted.strangers`). One that does not answer is taken to have none, one lease later.
+tells how much that can be at most (`unaccounted.strangers`), and while that is something the election names these gateways
+further (`SlotSettling.unheard`), for the next leader. One that does not answer is taken to have none, one lease later.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from maitred.admission import ReleaseReason
 from maitred.core.units import Micros
-from maitred.scheduler.link.gateway_books import BookedRequest
+from maitred.scheduler.link.gateway_books import BookedRequest, GatewayId
 from maitred.scheduler.link.learning import Learning
 from maitred.scheduler.link.linked_admission import LinkedAdmission
 from maitred.scheduler.link.model_slots import ModelSlots
@@ -20,6 +20,8 @@ class SlotSettling:
         self._slots, self._unaccounted, self._requests = slots, unaccounted, requests
         self.learning: Learning | None = None
         """What is still to be learned, or None."""
+        self._never_heard: Collection[GatewayId] = ()
+        """The gateways that had not said hello when the learning was over."""
         self.num_reclaimed = 0
         """Sequences of gateways that were gone, whose slots are free again."""
 
@@ -32,6 +34,13 @@ class SlotSettling:
     def is_settled(self) -> bool:
         """Whether every slot is free, or held by a request of a gateway that is connected."""
         return self.learning is None and not self._unaccounted.backends()
+
+    @property
+    def unheard(self) -> Collection[GatewayId]:
+        """The gateways that may hold slots of a term before, and have not said hello: the next leader learns of them, too."""
+        if self.learning is not None:
+            return self.learning.unheard
+        return self._never_heard if any(self._unaccounted.strangers.values()) else ()
 
     def count_ended(self, ended: Collection[BookedRequest], now: Micros) -> None:
         """Note that orphans are about to end."""
@@ -76,7 +85,7 @@ class SlotSettling:
         if learning is None:
             return
         if learning.is_over(now):
-            self.learning = None
+            self.learning, self._never_heard = None, learning.unheard
             self.resize(now)
         elif learning.is_alone_now(now):
             self.resize(now)

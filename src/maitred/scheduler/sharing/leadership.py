@@ -48,9 +48,7 @@ class Leadership(Elected):
 
     @property
     def named_gateways(self) -> Collection[GatewayId]:
-        learning = self._end.learning
-        unheard = () if learning is None else learning.unheard
-        return {*self._end.books.gateways, *self._end.waiting_gateways, *unheard}
+        return {*self._end.books.gateways, *self._end.waiting_gateways, *self._end.settling.unheard}
 
     @property
     def mode(self) -> str:
