@@ -172,7 +172,7 @@ def _with_engine(fit: Fit, config: Path | None) -> Fit:
 
 
 def _client_timelines(measured: Sequence[Path], clients: Sequence[Path]) -> list[list[MeasuredRequest]]:
-    """Return what clients saw: the files of --clients, and those among the measured ones that clients have written."""
+    """Return the timelines of clients: the files of --clients, and those among the measured ones that clients have written."""
     from maitred.study.calibration.importers import is_steps, read_any_timeline
 
     found = [read_any_timeline(path) for path in clients]

@@ -121,7 +121,7 @@ def _serve(sources: ConfigSources, loaded: LoadedConfig, output: LogOutput) -> N
 
 
 def _kind(config: Config, machine: Machine) -> Callable[..., Gateway]:
-    """Return what makes the gateway: one that schedules for itself, or one that asks a scheduler. Raises ConfigError."""
+    """Return the maker of the gateway, which schedules for itself or asks a scheduler. Raises ConfigError."""
     if not config.scheduler.addresses:
         from maitred.gateway.app import Gateway
 

@@ -287,7 +287,7 @@ def _warnings(flags: SimulateFlags, config: Config) -> Iterator[str]:
 
 
 def _missing_facts(load: Load) -> RequestFacts:
-    """Return what no request says of itself here: drawn requests have classes and tenants only if the flags give them."""
+    """Return the facts that no request of this load states: drawn requests have classes and tenants only if flags say so."""
     from maitred.queueing.base import RequestFacts
 
     if load.rate is None:

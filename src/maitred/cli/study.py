@@ -347,7 +347,7 @@ def _find_capacity(flags: CapacityFlags) -> CapacityResult:
 
 
 def _common(flags: CapacityFlags) -> Candidate:
-    """Return what all options have in common: the file, the environment, and the flags. Raises ConfigError."""
+    """Return the configuration that all options share, from the file, the environment and the flags. Raises ConfigError."""
     from maitred.config import ConfigSources
     from maitred.config.sources import with_simulation_defaults
     from maitred.study.candidate import Candidate

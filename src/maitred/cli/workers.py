@@ -73,7 +73,7 @@ def serve_workers(
 
 
 def _kind(loaded: LoadedConfig) -> tuple[Callable[..., ParentGateway], str]:
-    """Return what makes the parent, and the module that workers run: whether it schedules for them, or somebody else does."""
+    """Return the maker of the parent, and the module that workers run. Both depend on which process schedules."""
     if loaded.config.scheduler.addresses:
         from maitred.gateway.cluster.linked_workers import WORKER_PROCESS, LinkedParent
 

@@ -28,7 +28,7 @@ class BatchSource(Protocol[Batch]):
     """What is written."""
 
     def take_batch(self) -> Batch | None:
-        """Return what has collected since the last call, or as much of it as one batch may have, or None if nothing has.
+        """Return the entries that came since the last call, at most one batch of them, or None if there are none.
         Called in the event loop."""
         ...
 

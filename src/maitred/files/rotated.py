@@ -121,6 +121,6 @@ def _zstd_library() -> Any | None:
 
 
 def _broken_errors() -> tuple[type[Exception], ...]:
-    """Return what a compressed file raises that is not whole, or was changed."""
+    """Return the errors that reading a truncated or damaged compressed file raises."""
     library = _zstd_library()
     return (EOFError, zlib.error, *(() if library is None else (library.ZstdError,)))

@@ -186,7 +186,7 @@ class Gateway(App):
         )
 
     def _open_traces(self, config: GatewayConfig) -> tuple[SpanExport | None, RequestTracer | None]:
-        """Return what exports spans, and what makes them; None if there are no traces. Raises ConfigError."""
+        """Build the export of spans and the tracer of requests; both are None if there are no traces. Raises ConfigError."""
         if config.otel.endpoint is None:
             return None, None
         try:

@@ -64,7 +64,7 @@ class Holdings:
             self._samples.append(_Sample(at, pool, state, dict(self._tenants[pool].most_common(_MAX_TENANTS))))
 
     def during(self, pool: str, tenant: str, began: Micros, ended: Micros | None) -> list[Holding]:
-        """Return what held the slots in a wait, at most ten times what has changed."""
+        """Return the holders of the slots during a wait, thinned evenly to at most `_MAX_TOLD` changes."""
         seen = [
             _holding(each, tenant, began)
             for each in self._samples
@@ -75,7 +75,7 @@ class Holdings:
 
 
 def state_of_pool(core: Any, pool: str) -> dict[str, Any] | None:
-    """Return what the pool of a model looks like; None without a core, or without pools."""
+    """Return the state of the pool of a model; None without a core, or without pools."""
     names = () if core is None else core.pool_names
     return pool_state(core.view(pool if pool in names else names[0])) if names else None
 

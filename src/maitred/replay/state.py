@@ -28,7 +28,7 @@ def pool_state(view: PoolView) -> dict[str, Any]:
 
 
 def state_of(core: Any, given: Any) -> dict[str, Any]:
-    """Return what `core` looks like after it has taken an input, as far as that concerns it."""
+    """Return the part of the state of `core` that an input concerns, after it was applied."""
     if isinstance(core, Admission):
         named = getattr(given, "pool", None)
         names = [str(named)] if named in core.pool_names else core.pool_names

@@ -167,7 +167,7 @@ def ended_in_words(end: str) -> str:
 
 
 def held_in_words(state: Mapping[str, Any], own_class: str) -> str:
-    """Return what holds the slots of a pool (`state.pool_state`), for a request of a class that gets none."""
+    """Name the holders of a pool's slots (`state.pool_state`) for a request of a class that gets none."""
     classes = state["classes"]
     held = [f"{c['in_flight']} {name}" for name, c in classes.items() if c["in_flight"]]
     above = list(classes)[: list(classes).index(own_class)] if own_class in classes else []

@@ -149,7 +149,7 @@ class SlowTable:
 
 
 def _parts(story: Story, total: float) -> dict[str, float]:
-    """Return what the time of a request went to, in ms: memory, the reasons of its waits, and `instance`."""
+    """Split the time of a request into its parts, in ms: memory, the reasons of its waits, and `instance`."""
     parts = {"memory": story.memory_wait / 1000} if story.memory_wait else {}
     for wait in story.waits:
         ended: Micros = wait.ended or story.ended or wait.began

@@ -63,8 +63,8 @@ class Result:
         return summarise(self.rows, self.slo if slo is None else slo, by)
 
     def assess(self, slo: Slo | None = None, *, warmup: Warmup = MSER) -> Assessment:
-        """Return what was simulated, how much of the instances it used, its steady state, and verdicts on what is wrong with
-        the run.
+        """Return the setup of the run, the share of the instances that it used, its steady state, and verdicts on what is
+        wrong with the run.
 
         `warmup` says what the steady state leaves out: "mser" (MSER-5), "none", or a number of seconds.
         """

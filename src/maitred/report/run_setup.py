@@ -77,7 +77,7 @@ class RunSetup(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def in_one_line(self, seeds: str = "") -> str:
-        """Return what was simulated, or measured at a live endpoint. `seeds` says which ones there are if there are several."""
+        """Describe the setup of a simulated run, or of one measured at a live endpoint. `seeds` names several seeds."""
         if self.measured:
             return f"measured: {self.measured}; seed {self.seed}; maitred {__version__}"
         instance, cluster = section_of(self, InstanceConfig), section_of(self, ClusterConfig)
@@ -92,7 +92,7 @@ class RunSetup(msgspec.Struct, frozen=True, kw_only=True):
         return "; ".join(filter(None, parts))
 
     def beyond_kernels(self, prompts: NDArray[np.int64], outputs: NDArray[np.int64]) -> str:
-        """Return what of these requests (tokens of each) is outside the measurements of its kernels, in words, or nothing."""
+        """Return in words which of these requests (tokens of each) are outside the measured kernels, or nothing."""
         latency = section_of(self, InstanceConfig).latency
         if self.measured or not isinstance(latency, AIConfiguratorLatency):
             return ""
@@ -130,7 +130,7 @@ def _what_runs(instance: InstanceConfig, cluster: ClusterConfig) -> str:
 
 
 def _groups(instance: InstanceConfig, cluster: ClusterConfig) -> str:
-    """Return what runs on unequal instances: its name, and each group."""
+    """Describe a fleet of unequal instances: the model's name, and each group."""
     parts = [
         _what_runs(group.applied_to(instance), msgspec.structs.replace(cluster, groups=[], num_instances=group.num_instances))
         for group in cluster.groups

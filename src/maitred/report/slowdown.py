@@ -78,6 +78,6 @@ def _decode_times(model: LatencyModel, prompts: NDArray[np.int64], outputs: NDAr
 
 
 def _ends(steps: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return what a sum of whole steps over a stretch has beyond its trapezium: half the difference of its ends."""
+    """Return by how much a sum of whole steps over a stretch exceeds its trapezium: half the difference of its ends."""
     beyond: NDArray[np.float64] = np.diff(steps) / 2
     return beyond

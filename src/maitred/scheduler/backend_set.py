@@ -180,7 +180,7 @@ class BackendSet:
         return min([*ends, *(doubt.since + self._doubt for doubt in self._doubts.values())], default=None)
 
     def presence(self, url: str) -> Presence | None:
-        """Return what a backend is to the fleet, or None if it is not known."""
+        """Return the presence of a backend in the fleet, or None if it is not known."""
         member = self._members.get(url)
         return None if member is None else member.presence
 
@@ -189,7 +189,7 @@ class BackendSet:
         return [source for source, urls in self._lists.items() if url in urls]
 
     def list_of(self, source: str) -> Collection[str]:
-        """Return what is believed of a source."""
+        """Return the backends that a source is believed to list."""
         return [*self._lists.get(source, ())]
 
     def doubted(self) -> Mapping[str, int]:

@@ -81,7 +81,7 @@ def open_redis(url: str, classes: Callable[[], RedisClasses], timeout_secs: floa
 
 
 def redis_errors() -> tuple[type[Exception], ...]:
-    """Return what a call of a client raises if the store cannot be asked."""
+    """Return the errors that a client's call raises if the store cannot be reached."""
     from redis.exceptions import RedisClusterException, RedisError
 
     return RedisError, RedisClusterException, OSError, TimeoutError

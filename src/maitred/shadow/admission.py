@@ -133,7 +133,7 @@ class AdmissionShadow:
         self._requests.clear()
 
     def _load(self, pool: str, now: Micros) -> FleetLoad:
-        """Return what the core in force has read of a pool within this input, or nothing if it has not looked."""
+        """Return the load of a pool that the core in force has read within this input, or nothing if it has not."""
         seen = self._looks.get(pool)
         if seen:
             return seen.pop(0) if len(seen) > 1 else seen[0]
@@ -270,6 +270,6 @@ class AdmissionShadow:
 
 
 def _said(request: RequestId, decisions: Iterable[Decision], state: RequestFate) -> str:
-    """Return what holds of a request, with the rule of the last decision on it."""
+    """Describe the state of a request, with the rule of the last decision on it."""
     last = next((each for each in reversed([*decisions]) if each.subject == request), None)
     return state.value if last is None else f"{state.value} ({last.action}: {last.reason})"

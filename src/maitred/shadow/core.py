@@ -69,7 +69,7 @@ class Shadow:
         return {name: room.num_compared for name, room in self._rooms.items()}
 
     def lacks(self) -> dict[str, str]:
-        """Return what the shadow of a room would read and what is in force does not, by room: there it cannot be compared."""
+        """Return by room the facts that its shadow would read and the core in force does not: they cannot be compared there."""
         return {name: room.lacks for name, room in self._rooms.items() if room.lacks}
 
     def take(self, room: str, given: Input, decisions: Sequence[Any]) -> None:

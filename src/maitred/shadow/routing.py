@@ -73,7 +73,7 @@ class RoutingShadow:
         return found
 
     def _fleet(self, given: Choose) -> list[SeenInstance]:
-        """Return what the router is shown: for one fleet the same object each time, and never that of the router in force."""
+        """Return the views for the router: for one fleet the same objects each time, and never those of the router in force."""
         shown = self._shown.get(given.fleet)
         if shown is None:
             shown = self._shown[given.fleet] = [SeenInstance(each.index) for each in given.instances]

@@ -174,7 +174,7 @@ def make_autoscaler(
     arrivals: ArrivalFeed,
     event_queue: EventQueue,
 ) -> FleetScaler | None:
-    """Return what scales the fleet, or None if its size is fixed. Raises ConfigError for what it does not go with."""
+    """Build the scaler of the fleet, or return None if its size is fixed. Raises ConfigError beside options that exclude it."""
     if not cluster.autoscaling.policy:
         return None
     for part, is_used in (

@@ -98,7 +98,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
         return simulate(jobs, *sections, seed=seed, horizon=horizon, log_itl=log_itl, sample_every=sample_every)
 
     def in_one_line(self, seeds: Sequence[int]) -> str:
-        """Return what runs with these seeds simulate: model, GPUs, latency model and its error, KV blocks, policies."""
+        """Describe in one line the runs with these seeds: model, GPUs, latency model and its error, KV blocks, policies."""
         cluster, instance = resolve_fleet(self.cluster, self.instance)
         sections: dict[str, msgspec.Struct] = {**asdict(self), "cluster": cluster, "instance": instance}
         setup = RunSetup(seed=seeds[0], sections=sections, derived=derived_keys(self.instance, instance))

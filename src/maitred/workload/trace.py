@@ -344,7 +344,7 @@ def _detect_format(lines: LineReader) -> TraceFormat:
 
 
 def _near_miss(line: str, known: Mapping[str, TraceFormat]) -> str:
-    """Return what keeps a first line from being that of a format, or nothing if it looks like none."""
+    """Describe why a first line is almost that of a known format, or return nothing if it looks like none."""
     found = split_header(line)
     for name, each in known.items():
         columns = [] if each.example.startswith("{") else [column for column in split_header(each.example) if column != "..."]

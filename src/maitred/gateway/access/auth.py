@@ -67,7 +67,7 @@ class KeyTable(Generic[T]):
         return bool(self._known)
 
     def find(self, digest: bytes) -> T | None:
-        """Return what a key stands for, or None for an unknown one."""
+        """Return the value stored for a key, or None for an unknown one."""
         found = self._known.get(self._tag(digest))
         # An unknown key is compared as well, with a hash that no key has, so that refusing it takes the same time.
         is_right = hmac.compare_digest(_NO_HASH if found is None else found[0], digest)

@@ -111,7 +111,7 @@ async def _fetch_nothing(origin: Origin, path: str) -> bytes:
 
 
 async def _fetch(client: UpstreamClient, origin: Origin, path: str) -> bytes:
-    """Return what a GET answers with status 200. Raises UpstreamError for anything else."""
+    """Return the body of the answer to a GET, whose status must be 200. Raises UpstreamError for anything else."""
     response = await client.request(origin, "GET", path, [(b"accept", b"application/json")])
     body = bytearray()
     with contextlib.closing(response):

@@ -65,7 +65,7 @@ class BackendEndpoints:
         send_json(exchange, 200, self._shown(url))
 
     def _shown(self, url: str) -> dict[str, Any]:
-        """Return what is said of a backend."""
+        """Return the description of a backend that the endpoints answer with."""
         found = next((backend for backend in self._fleet.backends if backend.url == url), None)
         return {
             "backend": url,

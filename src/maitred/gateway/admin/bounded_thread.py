@@ -24,7 +24,7 @@ class BoundedThread:
         self._is_at_work = False
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Return what `work` returns, or raise what it raises. Raises ConfigError if it takes too long, and at once while
+        """Run `work` in a thread, and return or raise its result. Raises ConfigError if it takes too long, and at once while
         earlier work hangs."""
         if self._is_at_work:
             raise ConfigError(f"{self._what} are still being read for an earlier reload", hint="does a disk hang?")

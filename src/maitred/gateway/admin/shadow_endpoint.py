@@ -13,7 +13,7 @@ SHADOW_PATH: Final = "/admin/shadow"
 
 
 def shadow_endpoint(follower: ShadowFollower | None) -> Endpoint:
-    """Return what answers the path; without a shadow its answer is `null`."""
+    """Build the endpoint of the shadow; without a shadow its answer is `null`."""
 
     async def answer(exchange: Exchange, viewer: Viewer) -> None:
         send_json(exchange, 200, None if follower is None else follower.state())

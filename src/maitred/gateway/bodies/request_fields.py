@@ -217,7 +217,7 @@ def parse_body_fields(body: bytes, route: Route, large: LargeBody | None = None)
 
 
 def _decode_with_runs(body: bytes, is_batch: bool) -> BodyFields:
-    """Return what `decode_body_fields` returns, or raise what it raises (`plain_runs`)."""
+    """Decode as `decode_body_fields` does, with long plain strings shortened first (`plain_runs`)."""
     shorter = shorten_plain_runs(body)
     if shorter is not body:
         try:

@@ -83,7 +83,7 @@ def _make_connecting(config: SchedulerConfig, authorities: str) -> ssl.SSLContex
 
 
 def make_dialer(config: SchedulerConfig, random: Random) -> Dialer:
-    """Return what connects a gateway to the scheduler that leads. Raises ConfigError."""
+    """Build the dialer by which a gateway reaches the scheduler that leads. Raises ConfigError."""
     tls = connecting_context(config)
     if len(config.addresses) == 1 and is_election(config.addresses[0]):
         return Dialer(ElectedAddresses(open_election(config.addresses[0], config, random)), tls)

@@ -62,7 +62,7 @@ def name_at_scheduler(config: SchedulerConfig, worker: str) -> str:
 
 
 def remote_scheduler(config: SchedulerConfig, machine: Machine, name: str) -> Callable[[SchedulerParts], RemoteScheduler]:
-    """Return what makes the end of the link of a gateway of this name. Raises ConfigError."""
+    """Return the maker of the link's end for a gateway of this name. Raises ConfigError."""
     dialer, secret = make_dialer(config, machine.random), link_secret(config)
     degrading = Degrading(config.degraded, config.degraded_after_secs)
     return partial(RemoteScheduler, dialer=dialer, name=name, secret=secret, degrading=degrading)
@@ -169,7 +169,7 @@ class LinkedParent(ParentGateway):
         """Do nothing: the rules are the scheduler's."""
 
     def make_host(self, secret: bytes) -> SchedulerHost:
-        """Return what takes the links of workers, of which no request comes over these."""
+        """Build the host for the links of workers. No request comes over these links."""
         return self._hub.host(secret)
 
     async def close(self) -> None:

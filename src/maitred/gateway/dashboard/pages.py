@@ -56,7 +56,7 @@ class Dashboard:
         self._task: asyncio.Task[None] | None = None
 
     def endpoints(self) -> Mapping[str, Endpoint]:
-        """Return what answers its paths."""
+        """Return the endpoints of the dashboard, by path."""
         return {
             DASHBOARD_PATH: Endpoint(self._answer_document, Page.DASHBOARD),
             LIVE_PATH: Endpoint(self._answer_live, Page.LIVE),

@@ -82,12 +82,12 @@ def bootstrap(plan: EnvoyPlan) -> dict[str, Any]:
 
 
 def backends_of(plan: EnvoyPlan) -> dict[str, Any]:
-    """Return what stands in `backends_file`. Raises ConfigError for a backend that is no URL."""
+    """Return the content of `backends_file`. Raises ConfigError for a backend that is no URL."""
     return {"resources": [{"@type": _TYPES + "config.cluster.v3.Cluster", **_backends(plan)}]}
 
 
 def certificate_of(chain: bytes, key: bytes) -> dict[str, Any]:
-    """Return what stands in `certificate_file`. The arguments are in PEM."""
+    """Return the content of `certificate_file`. The arguments are in PEM."""
     parts = {"certificate_chain": chain, "private_key": key}
     inline = {name: {"inline_string": part.decode("latin-1")} for name, part in parts.items()}
     secret = {"@type": _TYPES + "extensions.transport_sockets.tls.v3.Secret", "name": _CERTIFICATE, "tls_certificate": inline}
@@ -157,7 +157,7 @@ def _connection_manager(plan: EnvoyPlan) -> dict[str, Any]:
 
 
 def _broken_off() -> dict[str, Any]:
-    """Return what Envoy says in place of a backend that has failed: an error of OpenAI's API, as a gateway does."""
+    """Return Envoy's own reply for a backend that has failed: an error of OpenAI's API, as a gateway sends it."""
     error = {"message": "%LOCAL_REPLY_BODY%", "type": "server_error", "param": None, "code": "upstream_disconnected"}
     return {
         "filter": {"response_flag_filter": {"flags": list(_FAILURES)}},

@@ -100,8 +100,8 @@ def _to_request(common: Any, *, of_headers: bool, **more: Any) -> bytes:
 
 
 def _with_headers(headers: Headers, *, of_headers: bool) -> bytes:
-    """Return what adds headers to an answer behind which it stands: two messages of protobuf in a row are one, in which
-    repeated fields have the members of both."""
+    """Encode headers so that an encoded answer gets them if this is appended to it: two messages of protobuf in a row are one,
+    in which repeated fields have the members of both."""
     if not headers:
         return b""
     added = proto.HeaderMutation(set_headers=_options(headers))

@@ -196,7 +196,7 @@ class ExtProcStream:
         self._body = b""
 
     def response_headers(self) -> Awaitable[ResponseHeaders]:
-        """Return what is done when the response has begun."""
+        """Return a future of the response's headers, done when the response has begun."""
         assert self._response is not None
         return self._response
 

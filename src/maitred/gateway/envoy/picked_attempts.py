@@ -162,7 +162,7 @@ class PickedAttempts:
         return self._outcomes.on_complete(sent, record, self._clock.now())
 
     def _answer_to_read(self, head: ResponseHeaders, proxied: ProxyRequest) -> PickedAnswer | None:
-        """Return what reads the answer, or None if nobody must know what it came to, or nothing can be read in it."""
+        """Build the reader of the answer, or return None if its result is not needed or the answer cannot be read."""
         trace, counts_tokens = proxied.record.trace, proxied.route.needs_slot and self._admission.core.uses_costs
         asks = counts_tokens or proxied.memory_lease is not None or (trace is not None and trace.is_sampled)
         asks = asks or (self._reads_usage and proxied.route.generates)

@@ -65,7 +65,7 @@ def read_retry_after(headers: Headers, wall: Micros) -> Micros | None:
 
 
 def _read_pause(values: Mapping[bytes, bytes], wall: Micros) -> Micros | None:
-    """Return what `Retry-After` says."""
+    """Return the pause that `Retry-After` asks for (µs), or None."""
     text = values.get(b"retry-after", b"")
     number = _as_number(text)
     if number is not None:

@@ -125,7 +125,7 @@ class ShadowFollower:
             self._take(self._piled.popleft())
 
     def state(self, most: int | None = None) -> ShadowState:
-        """Return what has come of it, with so many examples at most; None: all that are kept."""
+        """Return the results of the shadow so far, with at most `most` examples (None: all that are kept)."""
         shadow, now = self.shadow, self._clock.now()
         newest = sorted((each for some in shadow.examples.values() for each in some), key=lambda each: -each.at)
         return ShadowState(

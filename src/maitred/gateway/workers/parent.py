@@ -150,7 +150,7 @@ class ParentGateway(Gateway):
         self.scheduler.admission.on_rules = self._tell_rules
 
     def make_host(self, secret: bytes) -> SchedulerHost:
-        """Return what takes the links of workers that know the secret."""
+        """Build the host for the links of workers that know the secret."""
         return self.scheduler.host(secret)
 
     def note_death(self, name: str) -> None:

@@ -73,7 +73,7 @@ class ParentAccess:
         self._folder = folder
 
     def dialer(self) -> Dialer:
-        """Return what connects to the parent."""
+        """Build the dialer to the parent."""
         return Dialer(KnownAddresses(LinkAddress(self._folder.socket, None)))
 
     def on_lost(self, reason: str) -> None:

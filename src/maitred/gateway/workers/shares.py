@@ -112,7 +112,7 @@ class LastShares:
         self._totals.set_to([*self._ended, *self._last.values()])
 
     def gauges(self, present: Iterable[GatewayId]) -> list[Gauges]:
-        """Return what each process that is present has now."""
+        """Return the latest gauges of each process that is present."""
         return [self._last[each].gauges for each in present if each in self._last]
 
 
@@ -205,7 +205,7 @@ def take_share(
     dropped_log_lines: int,
     gauges: Gauges,
 ) -> Share:
-    """Return what a process has counted so far."""
+    """Collect all counters of a process into a share."""
     return Share(
         unknown_class=dict(counters.unknown_class),
         clamped_classes=[*counters.clamped_classes.items()],

@@ -191,7 +191,7 @@ class WorkerGateway(Gateway):
                 self._begin(self._take_settings(note.number))
 
     async def _look(self) -> bytes:
-        """Return what the dashboard shows, as the parent sees it. Raises ApiError."""
+        """Return the data of the dashboard, as the parent sees it. Raises ApiError."""
         answer = await self._asked.ask(PageQuestion("GET", LIVE_PATH, b"", "", Shown.ALL))
         if answer.status != 200:
             raise ApiError(
@@ -225,7 +225,7 @@ class WorkerGateway(Gateway):
         self.parent_link.report(LinkNote(NoteKind.COUNTS, number, msgspec.msgpack.encode(self.share())))
 
     def share(self) -> Share:
-        """Return what this worker has counted so far."""
+        """Return the counters of this worker."""
         server = self._snapshots.server
         return take_share(
             self.counters,
@@ -237,7 +237,7 @@ class WorkerGateway(Gateway):
         )
 
     def gauges(self) -> Gauges:
-        """Return what this worker has now."""
+        """Return the gauges of this worker."""
         server, backends = self._snapshots.server, self.scheduler.fleet.backends
         return Gauges(
             connections=0 if server is None else len(server.connections),

@@ -100,7 +100,7 @@ def _query(config: InstanceConfig, latency: AIConfiguratorLatency, deployment: D
 
 
 def _known_model(config: InstanceConfig) -> tuple[str, str] | None:
-    """Return what the package calls the model of an instance, and the precision to ask for, or None. With a folder of its own a
+    """Return the package's name of the model of an instance, and the precision to ask for, or None. With a folder of its own a
     model needs no name there."""
     return find_silicon_name(config.model) if config.model_config_folder is None else (config.model, "")
 

@@ -75,7 +75,7 @@ def nearest_deviation(latency: AIConfiguratorLatency) -> float | None:
 
 
 def beyond_kernels(longest_prompt: int, longest_context: int) -> str:
-    """Return what of a mix is outside the measured kernels, in words; empty if nothing is. Both lengths are in tokens."""
+    """Return in words which part of a mix is outside the measured kernels; empty if nothing is. Both lengths are in tokens."""
     measured: dict[str, Any] = load_entries(_FILE)["kernels"]
     parts = []
     if longest_prompt > measured["prompt"]:

@@ -56,7 +56,7 @@ _TITLES = {
 
 
 def notebook_html(summary: Summary, setup: RunSetup) -> str:
-    """Return what was simulated and a small table of latencies as HTML, in the colours of the notebook."""
+    """Return the setup of a run and a small table of latencies as HTML, in the colours of the notebook."""
     head = "".join(f"<th>{name}</th>" for name in ("", "class", *_NOTEBOOK_FIGURES))
     body = "".join(_notebook_rows(summary))
     said = f"<p>{escape(setup.in_one_line())}</p><p>{escape(_notebook_sentence(summary))}</p>"

@@ -140,7 +140,7 @@ class SlotLearning:
         return PoolDemand(wanted, held, keeps_lead)
 
     def learned(self) -> dict[str, LearnedLimit]:
-        """Return what is known of the limits of backends, by their URLs. O(backends)."""
+        """Return the knowledge of the backends' limits, by URL. O(backends)."""
         known = ((backend.url, backend.learned_slots) for backend in self._fleet.backends)
         return {url: learned for url, slots in known if slots is not None and (learned := slots.learned) is not None}
 

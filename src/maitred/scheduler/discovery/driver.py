@@ -150,7 +150,7 @@ class Discovery:
         return self._core.sources_of(url)
 
     def presence(self, url: str) -> Presence | None:
-        """Return what a backend is to the fleet, or None if none is known under this URL."""
+        """Return the presence of a backend in the fleet, or None if none is known under this URL."""
         return self._core.presence(url)
 
     @property

@@ -89,7 +89,7 @@ class FileSource(BackendSource):
         return [self._path.parent / name for name in names if fnmatch.fnmatchcase(name, self._path.name)][: _MAX_FILES + 1]
 
     def _marks(self) -> list[_Mark]:
-        """Return what says which files there are. Raises SourceError."""
+        """Return the marks of all files, by which a change is noticed. Raises SourceError."""
         try:
             paths = self._paths()
             stats = [(path, path.stat()) for path in paths]

@@ -31,5 +31,5 @@ def kv_report(report: EngineReport | None, backend_type: BackendType, info_capac
 def parse_kv_report(
     page: bytes | bytearray | None, backend_type: BackendType, info_capacities: Sequence[int] = ()
 ) -> EngineReport | None:
-    """Return what `page`, the answer to /metrics, says of KV memory (`kv_report`). `page` is None if there is none."""
+    """Read the report on KV memory in `page`, the answer to /metrics (`kv_report`). `page` is None if there is none."""
     return kv_report(None if page is None else parse_engine_report(page), backend_type, info_capacities)

@@ -221,8 +221,8 @@ class BackendPoller:
 
 
 def read_models(page: bytes | bytearray) -> tuple[ModelList, str]:
-    """Return what /v1/models lists, and what is wrong with a number there, or "". One that JSON does not have, as Python writes
-    a limit that is infinite, is null then: no reason to serve nothing. Raises what decoding raises."""
+    """Return the models that /v1/models lists, and the fault of a number there, or "". A number that JSON does not have, as
+    Python writes an infinite limit, is null then: no reason to serve nothing. Raises msgspec.DecodeError."""
     try:
         return msgspec.json.decode(page, type=ModelList), ""
     except msgspec.DecodeError as error:

@@ -123,7 +123,7 @@ class Channel:
         return messages
 
     def take_bytes(self) -> bytes:
-        """Return what is to be written: the messages of this turn, or nothing. Look at `state` afterwards."""
+        """Return the bytes to write: the messages of this turn, or nothing. Look at `state` afterwards."""
         if not (self._said or self._ready):
             return b""
         data, self._ready = self._ready, b""
@@ -245,7 +245,7 @@ def _check_nonce(nonce: bytes) -> None:
 
 
 def _not_a_frame(begin: bytes, length: int, most: int) -> str:
-    """Return what is wrong with a frame that begins like this."""
+    """Describe the fault of bytes that begin no frame."""
     if begin.startswith(_TLS_HANDSHAKE):
         return "the peer speaks TLS, and this end does not"
     return f"a frame of {length} bytes, where {most} are allowed: is the peer an end of a link?"

@@ -70,7 +70,7 @@ class Door:
         return True
 
     def let_in(self, link: GatewayConnection, now: Micros) -> list[AnyMessage]:
-        """Return what a gateway has said while it waited, if it is named now."""
+        """Return the messages that a gateway sent while it waited, if it is named now."""
         if self.named is None or waiting_gateway(link) not in self.named:
             return []
         ((hello, came_at), *later), link.early = link.early, []

@@ -147,7 +147,7 @@ class GatewayEnd:
         return events
 
     def take_bytes(self) -> bytes:
-        """Return what is to be written now, once per turn of the loop."""
+        """Return the bytes to write now. Called once per turn of the loop."""
         return b"" if self._channel is None else self._channel.take_bytes()
 
     def note_written(self, num_bytes: int) -> None:
@@ -305,7 +305,7 @@ class GatewayEnd:
         return ()
 
     def _pass_on(self, message: Fleet | Memory | Note) -> Sequence[LinkEvent]:
-        """Return what the owner of this end is told by the owner of the other one."""
+        """Return the events for the owner of this end that a message of the other end's owner makes."""
         return () if isinstance(message, Memory) and not self._memories.note(message) else [message]
 
     def _on_welcome(self, welcome: Welcome, now: Micros) -> Sequence[LinkEvent]:

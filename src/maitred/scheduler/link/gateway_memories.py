@@ -43,5 +43,5 @@ class GatewayMemories:
         return True
 
     def introduce(self, now: Micros) -> list[LiveMemory]:
-        """Return what a `Hello` says of all of them, in the order in which they were asked for."""
+        """Return all of them as a `Hello` states them, in the order in which they were asked for."""
         return [LiveMemory(number, now - each.begun_at, each.terms, each.memory) for number, each in self._by_number.items()]

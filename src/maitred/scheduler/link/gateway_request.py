@@ -102,7 +102,7 @@ class GatewayRequest:
         return True
 
     def introduce(self, now: Micros) -> LiveRequest:
-        """Return what a `Hello` says of the request. If it waits, this is another attempt: a grant that is on its way from a
+        """Return the request as a `Hello` states it. If it waits, this is another attempt: a grant that is on its way from a
         connection before, or from another scheduler, comes late from now on."""
         standing = _STANDINGS[self.state]
         if standing is Standing.WAITING:
@@ -128,7 +128,7 @@ def hello_parts(
 
 
 def _within_prompt_limit(requests: Iterable[LiveRequest]) -> list[LiveRequest]:
-    """Return what a `Hello` says of all requests. Only the first `_MOST_PROMPT_BYTES` of what is known of prompts are in it:
+    """Return all requests as a `Hello` states them. Only the first `_MOST_PROMPT_BYTES` of what is known of prompts are in it:
     the others are placed as if nothing were known of them."""
     said, left = list[LiveRequest](), _MOST_PROMPT_BYTES
     for live in requests:

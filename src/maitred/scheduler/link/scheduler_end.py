@@ -242,7 +242,7 @@ class SchedulerEnd:
         self._cut_if_closed(connection, link, now)
 
     def take_bytes(self, connection: ConnectionId, now: Micros) -> bytes:
-        """Return what is to be written on a connection now, once per turn of the loop."""
+        """Return the bytes to write on a connection now. Called once per turn of the loop."""
         self.is_leading(now)  # A process that was stopped between its decision and now must not tell it.
         link = self._links.get(connection)
         if link is None:

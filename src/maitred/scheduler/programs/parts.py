@@ -77,7 +77,7 @@ def kv_polling(config: ProgramsConfig) -> KvPolling | None:
 
 
 def _open_store(config: ProgramsConfig, default_state: str | None, file_mode: int) -> ProgramStore | RedisProgramStore | None:
-    """Return what keeps the programs, or None if nothing does. A file that the user has not named may be impossible:
+    """Open the store of the programs, or return None if there is none. A file that the user has not named may be impossible:
     then a warning is all."""
     if config.state == NO_STATE:
         return None

@@ -21,7 +21,7 @@ class HostedScheduler(LocalScheduler):
     admission: HostedAdmission
 
     def host(self, secret: bytes, lease: Micros = GATEWAY_LEASE) -> SchedulerHost:
-        """Return what serves the gateways that know the secret, and may start requests for `lease` (µs) after a beat; once, and
+        """Build the host for gateways that know the secret and may start requests for `lease` (µs) after a beat. Called once,
         inside the loop that it runs in."""
 
         def make_placer(host: SchedulerHost, task: asyncio.Task[None]) -> FleetPlacer:

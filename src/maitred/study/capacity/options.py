@@ -138,7 +138,7 @@ def _disaggregated(candidate: Candidate) -> Candidate:
 
 
 def name_of(group: InstanceGroup, instance: InstanceConfig) -> str:
-    """Return what the instances of a group are in words: `H100`, `2×H100`."""
+    """Name the instances of a group: `H100`, `2×H100`."""
     config = group.applied_to(instance)
     gpus = config.tensor_parallel_size * config.data_parallel_size
     return f"{f'{gpus}×' if gpus > 1 else ''}{config.hardware if config.has_model else 'instance'}"

@@ -91,7 +91,7 @@ class ShapeLimits(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(what, where="--num-instances", hint="it counts the instances of both kinds together")
 
     def most_in_words(self, size: int) -> str:
-        """Return what one instance takes at most, or all groups, or the best split of a size, and what bounds it."""
+        """Return in words the highest rate of one instance, of all groups, or of the best split of a size, and its bound."""
         if not self.is_split:
             who = "the groups take" if self.groups else "one takes"
             return f"{who} {self.instance:.3g} requests/s at most, bound by {self.bound}"
@@ -122,7 +122,7 @@ class ShapeLimits(msgspec.Struct, frozen=True, kw_only=True):
 def find_limits(
     instances: Sequence[InstanceConfig], mix: RequestMix, *, is_split: bool, groups: tuple[tuple[int, str], ...] = ()
 ) -> ShapeLimits:
-    """Return what instances take of this traffic. `instances` are resolved: those of a fleet of size 1,
+    """Find the highest rate of this traffic that instances take. `instances` are resolved: those of a fleet of size 1,
     or of P/D one of each pool."""
     limits = [find_throughput_limit(instance, mix) for instance in instances]
     both, bound = sum(limit.rate for limit in limits), limits[0].bound

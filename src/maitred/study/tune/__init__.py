@@ -185,7 +185,7 @@ class _Search:
         return found
 
     def _candidate(self, point: Point) -> Candidate | None:
-        """Return what is simulated of a point, or None for rules that no configuration may have."""
+        """Return the candidate of a point, or None for rules that no configuration may have."""
         try:
             return self._rules.candidate(point)
         except ConfigError as error:
@@ -205,7 +205,7 @@ class _Search:
             self._progress(min(self._done + done, self._total), self._total)
 
     def told(self, points: Sequence[Point], first: int, seeds: int, *, num_varied: int) -> Tuned:
-        """Return what the part that was held out says of these points."""
+        """Return the results of these points on the part of the record that was held out."""
         world, whole = self._worlds[-1], len(self._worlds) - 1
         held_out = np.arange(len(world.recorded.requests)) >= first
         drawn = [CENTRAL, *(self._seed + index for index in range(1, seeds))]

@@ -70,7 +70,7 @@ class Rules:
         return found
 
     def candidate(self, point: Point) -> Candidate:
-        """Return what is simulated of a point. Raises ConfigError if no configuration may be so."""
+        """Return the candidate to simulate for a point. Raises ConfigError if no configuration may be so."""
         # More slots than an engine was seen to fill do not make it run more at once: what is beyond waits in it.
         instance = {"max_num_seqs": self.today.instance.max_num_seqs}
         instance |= {key.removeprefix(_ENGINE): value for key, value in self.settings(point).items() if key.startswith(_ENGINE)}
@@ -101,7 +101,7 @@ def with_other_keys(rules: str, config: Path) -> str:
 
 
 def _other_sections(config: Path) -> dict[str, Any]:
-    """Return what a file says beside the rules. Raises ConfigError for a file that is no configuration."""
+    """Return the sections of a file other than the rules. Raises ConfigError for a file that is no configuration."""
     document = YamlDocument.read(InputFile(config))
     document_to_struct(document, Config)
     return {name: section for name, section in (document.value or {}).items() if name not in _SECTIONS}

@@ -113,7 +113,7 @@ class Halving:
 
 
 def _rank(score: Score, point: Point) -> tuple[float, float, int]:
-    """Return what candidates are ordered by: of equal ones, to a hundredth of the price, that with fewer changes is first."""
+    """Return the sort key of a candidate: of equal ones, to a hundredth of the price, that with fewer changes is first."""
     return round(score.excess, 3), round(score.price, 2), len(point)
 
 

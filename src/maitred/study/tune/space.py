@@ -72,7 +72,7 @@ _ROOMS: Final = ("admission", "routing", "programs", "instance")
 def default_space(
     classes: Sequence[PriorityClass], *, mode: str, num_engines: int, has_programs: bool
 ) -> dict[str, Sequence[Any]]:
-    """Return what is varied of a gateway whose requests are of these classes, under a `mode` of admission."""
+    """Return the keys to vary, and their values, for a gateway with these classes under a `mode` of admission."""
     space: dict[str, Sequence[Any]] = {}
     if mode == "flow-control":
         space |= _OF_FLOW_CONTROL

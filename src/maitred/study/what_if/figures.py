@@ -72,7 +72,7 @@ class Figure(msgspec.Struct, frozen=True):
         return self.plain in _COUNTS
 
     def values(self, run: ReplayedRun) -> Floats:
-        """Return what it is computed of, by request: a latency in ms, or 1 for a request that counts. Not for the makespan."""
+        """Return the figure's values by request: a latency in ms, or 1 for a request that counts. Not for the makespan."""
         if self.is_latency:
             return (run.ttft if self.plain.startswith("ttft") else run.e2e) / MILLISECOND
         return np.isin(run.outcome, [int(each) for each in _COUNTS[self.plain]]).astype(np.float64)

@@ -151,7 +151,7 @@ class LogFacts:
 
 
 def read_log(logs: Sequence[Path]) -> LogFacts:
-    """Return what a log says. Raises ConfigError for a file that is none."""
+    """Read the facts of a log. Raises ConfigError for a file that is none."""
     facts = LogFacts()
     try:
         for place, line, entry in LogReader(read_lines(logs)):

@@ -82,7 +82,7 @@ class ReplayedRun(msgspec.Struct, frozen=True, eq=False):
 
 
 def _as_recorded(requests: Sequence[RecordedRequest]) -> ReplayedRun:
-    """Return what came of the requests in truth, in the same columns."""
+    """Return the recorded results of the requests, in the columns of a replay."""
     return ReplayedRun(
         ttft=np.array([np.nan if each.ttft is None or not each.stream else each.ttft for each in requests], dtype=np.float64),
         e2e=np.array([each.e2e if each.is_complete else np.nan for each in requests], dtype=np.float64),
@@ -162,7 +162,7 @@ class ReplayWorld(msgspec.Struct, frozen=True, eq=False, dict=True):
         )
 
     def replay(self, candidate: Candidate, seed: int = CENTRAL) -> ReplayedRun:
-        """Return what comes of the requests under the rules of `candidate`; with the seed `CENTRAL` the latency model is as it
+        """Simulate the requests under the rules of `candidate`; with the seed `CENTRAL` the latency model is as it
         was fitted. Raises ConfigError for impossible rules."""
         scale = candidate.instance.latency_scale if seed == CENTRAL else draw_latency_scale(candidate.instance, seed)
         drawn = replace(candidate, instance=replace(candidate.instance, latency_scale=scale))

@@ -202,7 +202,7 @@ def is_late_head(sent: Sent) -> bool:
 
 
 def problem_of(sent: Sent) -> str:
-    """Return what is wrong with a whole answer, or an empty string."""
+    """Describe the fault of an answer that should be whole, or return an empty string."""
     answer = sent.answer
     if answer is None or not answer.is_whole:
         return "its answer is not whole"
@@ -236,7 +236,7 @@ def _problem_of_completion(sent: Sent, body: bytes) -> str:
 
 
 def _problem_of_stream(sent: Sent, body: bytes) -> str:
-    """Return what is wrong with a stream: it has all tokens and the end, or else says its error at its end."""
+    """Describe the fault of a stream, which must have all tokens and the end, or its error at its end."""
     text: list[str] = []
     is_done = False
     *events, rest = body.split(b"\n\n")

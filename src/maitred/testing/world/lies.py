@@ -31,7 +31,7 @@ class Lie(msgspec.Struct, frozen=True):
     """Requests that it runs at once; None: it says the truth."""
 
     def told(self, page: bytes) -> bytes:
-        """Return what becomes of a page of metrics."""
+        """Return a page of metrics with the false values in it."""
         for name, value in self.samples:
             page = re.sub(rb"(?m)^(%b(?:\{[^}]*\})?) .*$" % name.encode(), rb"\1 " + value.encode(), page)
         for label, value in self.labels:

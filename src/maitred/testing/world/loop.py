@@ -318,7 +318,7 @@ class VirtualLoop(ThreadlessLoop):
         self._task_factory = factory
 
     def get_task_factory(self) -> Any:
-        """Return what makes tasks, or None."""
+        """Return the task factory, or None."""
         return self._task_factory
 
     async def shutdown_asyncgens(self) -> None:

@@ -55,7 +55,7 @@ class Disk:
         self.met_trouble |= was_hung
 
     def begin(self) -> ThreadFate:
-        """Return what becomes of work that begins now."""
+        """Return the fate of work that begins now."""
         self.met_trouble = not self.is_well
         trouble = self if self.met_trouble else None
         if self.is_hung:
@@ -120,7 +120,7 @@ class MemoryMachine(Machine):
         return self.network.addresses_of(host)
 
     def watch_sockets(self, loop: asyncio.AbstractEventLoop) -> MemorySocketWatch:
-        """Return what tells of the sockets of this machine."""
+        """Return a watch on the sockets of this machine."""
         return MemorySocketWatch(self.place)
 
     def descriptor_limit(self) -> int:

@@ -55,7 +55,7 @@ class ScenarioOutcome(msgspec.Struct):
 
 
 def outcome_of(stage: Scene, decision_logs: Iterable[Path]) -> ScenarioOutcome:
-    """Return what has become of a scenario so far."""
+    """Return the outcome of a scenario so far."""
     fates = Counter(f"{sent.fate} {sent.status or ''}".strip() for sent in stage.ledger.sent.values())
     decisions = hashlib.blake2b(digest_size=16)
     for log in decision_logs:
@@ -100,7 +100,7 @@ class Simulation:
         return self.outcome()
 
     def outcome(self) -> ScenarioOutcome:
-        """Return what has become of the scenario so far."""
+        """Return the outcome of the scenario so far."""
         return outcome_of(self.stage, [self.stage.decision_log])
 
     async def _play(self) -> None:

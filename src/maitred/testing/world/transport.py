@@ -159,7 +159,7 @@ class MemoryTransport(asyncio.Transport):
         self._protocol = cast(asyncio.Protocol, protocol)
 
     def get_protocol(self) -> asyncio.BaseProtocol:
-        """Return what is called."""
+        """Return the protocol whose methods this transport calls."""
         return self._protocol
 
     @property

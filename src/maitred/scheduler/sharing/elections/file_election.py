@@ -102,8 +102,8 @@ class FileElection(Election):
         await self.resign()
 
     async def _in_thread(self, work: Callable[[], T], give_up: Callable[[asyncio.Future[T]], object] = _ignore) -> T:
-        """Return what `work` returns. If that is waited for no more, `give_up` is called with it in the end. Raises
-        ElectionError."""
+        """Run `work` in a thread and return its result. If the caller is cancelled meanwhile, `give_up` is called with the
+        future in the end. Raises ElectionError."""
         if self._asked is not None and not self._asked.done():
             raise ElectionError(f"the election in {self._path} cannot be used: the file does not answer (does a disk hang?)")
         asked = self._asked = asyncio.get_running_loop().run_in_executor(DAEMON_THREADS, work)

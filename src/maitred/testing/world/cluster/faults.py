@@ -123,7 +123,7 @@ def _of(
     choose: Callable[[ClusterStage, Random], Sequence[ClusterProcess]],
     harm: Callable[[ClusterStage, Random, Sequence[ClusterProcess]], Awaitable[None]],
 ) -> Harm[ClusterStage]:
-    """Return what does harm to a process that `choose` draws."""
+    """Build the fault that harms a process that `choose` draws."""
 
     async def do(stage: ClusterStage, random: Random) -> None:
         await harm(stage, random, choose(stage, random))

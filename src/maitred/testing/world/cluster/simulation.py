@@ -56,7 +56,7 @@ class ClusterSimulation:
         return self.outcome()
 
     def outcome(self) -> ScenarioOutcome:
-        """Return what has become of the scenario so far."""
+        """Return the outcome of the scenario so far."""
         return outcome_of(self.stage, [self.stage.decision_log(scheduler.name) for scheduler in self.stage.schedulers])
 
     async def _play(self) -> None:
