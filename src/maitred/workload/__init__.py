@@ -1,7 +1,7 @@
 """Workloads: which requests arrive when, and how long their answers are.
 
 A workload is an iterator of `Job` in the order of arrival, with ids 0, 1, 2, ... It is made while it is read: a trace of any
-size is streamed from its file, and a synthetic workload is drawn job by job. The length of an answer is beside the `Request`
+size is streamed from its file, and a synthetic workload is drawn as it is read. The length of an answer is beside the `Request`
 and not in it, so no policy can see it.
 
     job, transforms                      the job; a workload with each job changed (mixes, timeout, scaling)
@@ -11,6 +11,7 @@ and not in it, so no policy can see it.
     generator, sessions, rates           the jobs of such a description: their merge, their content, and their arrivals
     arrivals, lengths                    arrival processes and length distributions, by name
     synthetic, load                      plain workloads, agent programs among them; a workload described by flags
+    columns                              draws of plain workloads, many at a time
     prefix_keys                          which prompts begin with the same tokens
 """
 

@@ -136,10 +136,10 @@ class NormalLength(LengthDistribution):
     syntax = "normal:MEAN,SD"
 
     def __init__(self, mean: float, deviation: float) -> None:
-        self._mean, self._deviation = check_token_count(mean, 1, "MEAN"), check_token_count(deviation, 0, "SD")
+        self.mean, self.deviation = check_token_count(mean, 1, "MEAN"), check_token_count(deviation, 0, "SD")
 
     def draw(self, uniform: UnitDraw) -> int:
-        return round_length(self._mean + self._deviation * standard_normal(uniform))
+        return round_length(self.mean + self.deviation * standard_normal(uniform))
 
 
 @LENGTHS.register("lognormal")
@@ -166,12 +166,12 @@ class ClampedNormalLength(LengthDistribution):
     syntax = "gaussian:MEAN,SD,MIN,MAX"
 
     def __init__(self, mean: float, deviation: float, low: float, high: float) -> None:
-        self._mean, self._deviation = check_token_count(mean, 0, "mean"), check_token_count(deviation, 0, "std_dev")
-        self._low = check_token_count(low, 0, "min")
-        self._high = check_token_count(high, low, "max")
+        self.mean, self.deviation = check_token_count(mean, 0, "mean"), check_token_count(deviation, 0, "std_dev")
+        self.low = check_token_count(low, 0, "min")
+        self.high = check_token_count(high, low, "max")
 
     def draw(self, uniform: UnitDraw) -> int:
-        return round_length(min(max(self._mean + self._deviation * standard_normal(uniform), self._low), self._high))
+        return round_length(min(max(self.mean + self.deviation * standard_normal(uniform), self.low), self.high))
 
 
 @LENGTHS.register("exponential")

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import repeat
 from random import Random
 from typing import Any, Final
 
@@ -41,7 +42,7 @@ from msgspec.structs import replace
 from maitred.core.errors import ConfigError, nearest_name_hint
 from maitred.core.request import PriorityClass, Request
 from maitred.core.units import SECOND, from_ms, to_ms
-from maitred.workload.arrivals import ArrivalProcess, Gaps, parse_arrival_process
+from maitred.workload.arrivals import ArrivalProcess, parse_arrival_process
 from maitred.workload.job import Job, RepeatableJobs
 from maitred.workload.lengths import MAX_TOKENS, LengthDistribution, parse_lengths
 from maitred.workload.prefix_keys import GroupPrefixKeys, group_number
@@ -86,11 +87,10 @@ def synthetic(
     answers = parse_lengths(output_tokens, where="output_tokens") if isinstance(output_tokens, str | int) else output_tokens
     process = parse_arrival_process(arrival, where="arrival") if isinstance(arrival, str) else arrival
     mixes = parse_mixes(class_mix, tenant_mix)
-    classes, shared = mixes.classes or ClassMix({PriorityClass.DEFAULT: 1.0}), _check_prefix_tokens(prefix_tokens)
+    shared = _check_prefix_tokens(prefix_tokens)
 
     def make() -> Iterable[Job]:
-        gaps = process.gaps(Random(f"{seed}/arrivals").random, count)
-        jobs = _generate_jobs(SECOND / rate, gaps, count, seed, prompts, answers, classes)
+        jobs: Iterable[Job] = _generate_jobs(SECOND / rate, process, count, seed, prompts, answers, mixes.classes)
         jobs = _prepend_shared_prefix(jobs, shared) if shared else jobs
         return jobs if mixes.tenants is None else with_tenant_mix(jobs, mixes.tenants, seed)
 
@@ -241,19 +241,26 @@ def _check_num_requests(num_requests: int) -> int:
 
 
 def _generate_jobs(
-    mean_gap: float, gaps: Gaps, count: int, seed: int, prompts: LengthDistribution, answers: LengthDistribution, mix: ClassMix
+    mean_gap: float,
+    process: ArrivalProcess,
+    count: int,
+    seed: int,
+    prompts: LengthDistribution,
+    answers: LengthDistribution,
+    mix: ClassMix | None,
 ) -> Iterator[Job]:
-    streams = ("input_tokens", "output_tokens", "classes")
-    prompt_stream, output_stream, class_stream = (Random(f"{seed}/{stream}").random for stream in streams)
-    draw_prompt, draw_answer, draw_class = prompts.draw, answers.draw, mix.draw
-    at = 0.0
-    for number, gap in zip(range(count), gaps, strict=False):
-        # The sum is a float and rounded only here: gaps below a microsecond keep their mean.
-        at += mean_gap * gap
-        request = Request(
-            id=number, arrival=round(at), prompt_tokens=draw_prompt(prompt_stream), priority_class=draw_class(class_stream)
-        )
-        yield Job(request, draw_answer(output_stream))
+    from maitred.workload.columns import draw_arrivals, draw_lengths
+
+    streams = ("arrivals", "input_tokens", "output_tokens", "classes")
+    arrival_stream, prompt_stream, answer_stream, class_stream = (Random(f"{seed}/{stream}") for stream in streams)
+    number = 0
+    for instants in draw_arrivals(process, arrival_stream, mean_gap, count):
+        rows = len(instants)
+        lengths = draw_lengths(prompts, prompt_stream, rows), draw_lengths(answers, answer_stream, rows)
+        classes = repeat(PriorityClass.DEFAULT) if mix is None else [mix.draw(class_stream.random) for _ in range(rows)]
+        for at, prompt, answer, priority_class in zip(instants, *lengths, classes, strict=False):
+            yield Job(Request(id=number, arrival=at, prompt_tokens=prompt, priority_class=priority_class), answer)
+            number += 1
 
 
 class ClampedNormalParams(msgspec.Struct, frozen=True):
