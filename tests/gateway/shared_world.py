@@ -72,7 +72,8 @@ class SharedWorld:
     async def wait_until_idle(self) -> None:
         """Wait until no request is left anywhere, and check the books."""
         await self.wait_until(lambda: not self.host.requests)
-        self.host.end.check()
+        for check in self.scheduler.checks().values():
+            check()
         for backend in self.scheduler.fleet.backends:
             assert not backend.requests
             assert backend.in_flight == 0

@@ -6,12 +6,14 @@ import logging
 from collections.abc import Callable, Mapping
 
 import pytest
+from shared_world import shared_world
 from world import Backend, BackendRequest, run, world
 
 from maitred.core.errors import InvariantError
 from maitred.gateway import app
 from maitred.gateway.admin import idle_checks
 from maitred.gateway.admin.idle_checks import IdleChecks
+from maitred.routing import RoutingConfig
 from maitred.scheduler.interface import Backend as BackendInFleet
 
 
@@ -59,6 +61,43 @@ def test_what_is_wrong_with_a_backend_is_found(spoil: Callable[[BackendInFleet],
             spoil(w.gateway.scheduler.fleet.backends[0])
             with pytest.raises(InvariantError, match=told):
                 check()
+
+    run(scenario())
+
+
+def test_what_is_wrong_with_a_router_is_found(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with world(Backend(), routing=RoutingConfig(policy="round-robin")) as w:
+            assert (await w.request())[0] == 200
+            w.gateway._idle_checks.run()
+            assert not caplog.records
+            w.gateway.scheduler.router._turns["m"] = -1
+            w.gateway._idle_checks.run()
+
+    with caplog.at_level(logging.ERROR, "maitred.gateway"):
+        run(scenario())
+    assert [record.getMessage().partition(": ")[2] for record in caplog.records] == [
+        "routing: model 'm': -1 turns are counted, and each model here has had one"
+    ]
+
+
+def test_what_is_wrong_at_either_end_of_a_link_is_found() -> None:
+    async def scenario() -> None:
+        async with shared_world() as w:
+            assert (await w.request(at=0))[0] == 200
+            gateway = w.gateways[0].scheduler
+            for checks in (w.scheduler.checks(), gateway.checks()):
+                assert {"link", "routing"} <= checks.keys()
+                for check in checks.values():
+                    check()
+            w.host.end.books.by_ticket[7] = None
+            with pytest.raises(InvariantError):
+                w.scheduler.checks()["link"]()
+            w.host.end.books.by_ticket.clear()
+            until, gateway.link.end.lease.until = gateway.link.end.lease.until, None
+            with pytest.raises(InvariantError, match="with a lease until None"):
+                gateway.checks()["link"]()
+            gateway.link.end.lease.until = until
 
     run(scenario())
 

@@ -9,7 +9,7 @@ from random import Random
 from maitred.core.contracts import FleetView, InstanceView, Router
 from maitred.core.request import Request, RequestId
 from maitred.kv.block_hashes import PromptTokenIds
-from maitred.routing import RoutingConfig
+from maitred.routing import RoutingConfig, check_policy
 
 
 @dataclass
@@ -55,6 +55,8 @@ class Driver:
     views: Sequence[View]
     there: dict[RequestId, tuple[Request, View]] = field(default_factory=dict)
     number: RequestId = 0
+    checks: bool = True
+    """Whether the router is checked after each event, which costs O(what it keeps)."""
 
     def send(self, fleet: FleetView | None = None, sent: Request | None = None) -> int:
         self.number += 1
@@ -63,12 +65,18 @@ class Driver:
         view = next(view for view in self.views if view.index == chosen)
         view.in_flight += 1
         self.there[self.number] = (sent, view)
+        self._check()
         return chosen
 
     def end(self, number: RequestId) -> None:
         sent, view = self.there.pop(number)
         view.in_flight -= 1
         self.router.on_request_end(sent, view.index, now=0)
+        self._check()
+
+    def _check(self) -> None:
+        if self.checks:
+            check_policy(self.router)
 
 
 def least(fleet: Sequence[InstanceView]) -> set[int]:

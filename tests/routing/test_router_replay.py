@@ -12,7 +12,7 @@ from maitred.core.decisions import DecisionLog
 from maitred.core.request import PriorityClass, Request
 from maitred.kv.block_hashes import PromptTokenIds
 from maitred.replay import replay
-from maitred.routing import RoutingConfig, open_router
+from maitred.routing import RoutingConfig, check_policy, open_router
 
 POLICIES = (
     "round-robin",
@@ -72,6 +72,7 @@ def random_log(policy: str, seed: int) -> tuple[list[bytes], list[int]]:
         chosen.append(choice.instance)
         engines[choice.instance].in_flight += 1
         under_way.append((request, choice.instance))
+        check_policy(router)
     return lines, chosen
 
 

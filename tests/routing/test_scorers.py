@@ -13,7 +13,7 @@ from routing_views import Driver, View, request, router
 
 from maitred.core.contracts import FleetView, InstanceView
 from maitred.core.request import Request
-from maitred.routing import SCORERS, BaseScorer, RoutingConfig, Signals, signals_read
+from maitred.routing import SCORERS, BaseScorer, RoutingConfig, Signals, check_policy, signals_read
 
 FLEET = [
     View(0, in_flight=4, waiting=3, running=1, kv_usage=0.25, cached=2),
@@ -190,6 +190,7 @@ def test_prefix_affinity_is_an_lru_of_blocks_for_each_instance(sent: list[tuple[
         ]
         assert scorer.scores(request(tokens=tokens), fleet) == shares
         scorer.on_chosen(request(tokens=tokens), fleet[position])
+        check_policy(scorer)
         for prefix in prefixes:
             memories[position] = [*(kept for kept in memories[position] if kept != prefix), prefix][-most:]
 

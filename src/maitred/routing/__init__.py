@@ -18,7 +18,7 @@ registered under the name that users type (`ROUTERS`), and so are the scorers th
 
 from __future__ import annotations
 
-from maitred.routing.base import ROUTERS, BaseRouter, RouterInfo, Signals, signals_read
+from maitred.routing.base import ROUTERS, BaseRouter, RouterInfo, Signals, check_policy, signals_read
 from maitred.routing.block_sizes import asked_block_sizes
 from maitred.routing.config import RoutingConfig
 from maitred.routing.core import open_router
@@ -36,6 +36,7 @@ __all__ = [
     "Signals",
     "ViewScorer",
     "asked_block_sizes",
+    "check_policy",
     "open_router",
     "signals_read",
     "with_free_slots",

@@ -21,16 +21,18 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from itertools import chain, islice
 from math import isnan
 from random import Random
 from typing import TypeAlias
 
 from maitred.core.contracts import Choice, FleetView, InstanceView, Router
+from maitred.core.errors import InvariantError
 from maitred.core.request import Request
 from maitred.core.units import Micros
-from maitred.routing.base import ROUTERS, BaseRouter, RouterInfo, Signals, signals_read
+from maitred.routing.base import MAX_CHECKED, ROUTERS, BaseRouter, RouterInfo, Signals, check_policy, signals_read
 from maitred.routing.load_bound import ABS_THRESHOLD, REL_THRESHOLD, LoadBound
-from maitred.routing.per_fleet import InFlightRouter, PerFleetCache, views_by_index
+from maitred.routing.per_fleet import InFlightRouter, PerFleetCache, check_views, views_by_index
 from maitred.routing.policies import LeastLoaded
 from maitred.routing.sent_prefixes import DEFAULT_BLOCK_TOKENS, SentPrefixes
 
@@ -118,6 +120,19 @@ class SessionAffinity(BaseRouter):
         self.inner.on_request_end(request, instance, now)
         self._least.on_request_end(request, instance, now)
 
+    def check(self) -> None:
+        kept = self._instance_of
+        if len(kept) > self._max_sessions:
+            raise InvariantError(f"{len(kept)} sessions are remembered, and may be {self._max_sessions}")
+        # The ends of the order: what has just been placed, and what is forgotten next.
+        for model, kind, name in chain(islice(kept, MAX_CHECKED), islice(reversed(kept), MAX_CHECKED)):
+            instance = kept[model, kind, name]
+            if instance < 0 or not name:
+                raise InvariantError(f"the {kind} {name!r} of model {model!r} is at instance {instance}")
+        self._views.check(check_views)
+        self._least.check()
+        check_policy(self.inner)
+
 
 @ROUTERS.register("cache-aware")
 class CacheAwareRouter(BaseRouter):
@@ -175,3 +190,8 @@ class CacheAwareRouter(BaseRouter):
 
     def on_request_end(self, request: Request, instance: int, now: Micros) -> None:
         self._least.on_request_end(request, instance, now)
+
+    def check(self) -> None:
+        self._sent.check()
+        self._views.check(check_views)
+        self._least.check()

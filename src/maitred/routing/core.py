@@ -20,9 +20,10 @@ import msgspec
 
 from maitred.core.contracts import Choice, FleetView, InstanceView, Router
 from maitred.core.decisions import DecisionLog, Recorder
+from maitred.core.errors import InvariantError
 from maitred.core.request import Request, RequestId
 from maitred.core.units import Micros
-from maitred.routing.base import signals_read
+from maitred.routing.base import check_policy, signals_read
 from maitred.routing.config import RoutingConfig
 from maitred.routing.inputs import (
     ROOM_NAME,
@@ -137,6 +138,13 @@ class RecordedRouter(Router):
         """Tell the router of the end of a request."""
         self._router.on_request_end(request_of(given.request), given.instance, given.at)
 
+    def check(self) -> None:
+        """Raise InvariantError if what it shows the router contradicts itself, or the router does."""
+        self._numbers.check()
+        if len(self._shown) > _MAX_FLEETS:
+            raise InvariantError(f"{len(self._shown)} fleets are kept for the router, and may be {_MAX_FLEETS}")
+        check_policy(self._router)
+
 
 class FollowedRouter(Router):
     """The router that `opening` configures, of which a log that is not written is told.
@@ -165,6 +173,11 @@ class FollowedRouter(Router):
 
     def on_request_end(self, request: Request, instance: int, now: Micros) -> None:
         """Replaced by `use_log`."""
+
+    def check(self) -> None:
+        """Raise InvariantError if the numbers of the fleets are wrong, or the router contradicts itself."""
+        self._numbers.check()
+        check_policy(self._router)
 
     def _choose_and_tell(self, request: Request, fleet: FleetView, now: Micros) -> Choice:
         instances = [SeenInstance.of(view, request, self.signals) for view in fleet]
@@ -200,6 +213,17 @@ class FleetNumbers:
         else:
             self._numbers.move_to_end(id(fleet))
         return known[0]
+
+    def check(self) -> None:
+        """Raise InvariantError if too many fleets are kept, one under another's identity, or two with one number."""
+        kept = self._numbers
+        if len(kept) > _MAX_FLEETS:
+            raise InvariantError(f"{len(kept)} fleets have a number, and may be {_MAX_FLEETS}")
+        if any(identity != id(fleet) for identity, (_, fleet) in kept.items()):
+            raise InvariantError("the number of a fleet is kept under the identity of another object")
+        numbers = {number for number, _ in kept.values()}
+        if len(numbers) < len(kept) or any(not 0 <= number < self._num_fleets for number in numbers):
+            raise InvariantError(f"the fleets have the numbers {sorted(numbers)} of {self._num_fleets}")
 
 
 def _decision(request: RequestId, chosen: Choice, now: Micros) -> RoutingDecision:

@@ -21,16 +21,18 @@ from abc import abstractmethod
 from bisect import bisect, insort
 from collections.abc import Mapping
 from hashlib import blake2b
+from itertools import pairwise
 from typing import Final
 
 from maitred.core.contracts import Choice, FleetView, InstanceView
+from maitred.core.errors import InvariantError
 from maitred.core.request import Request
 from maitred.core.units import Micros
 from maitred.kv.block_hashes import request_block_hashes
 from maitred.routing.affinity import session_of
-from maitred.routing.base import ROUTERS, BaseRouter, RouterInfo, Signals
+from maitred.routing.base import MAX_CHECKED, ROUTERS, BaseRouter, RouterInfo, Signals
 from maitred.routing.load_bound import LOAD_FACTOR, MEAN_ABS_THRESHOLD, LoadBound
-from maitred.routing.per_fleet import InFlightRouter, PerFleetCache, views_by_index
+from maitred.routing.per_fleet import InFlightRouter, PerFleetCache, check_views, views_by_index
 from maitred.routing.sent_prefixes import DEFAULT_BLOCK_TOKENS
 
 _PLACES: Final = 64
@@ -48,6 +50,8 @@ class HashRing:
         self._places: list[tuple[int, int]] = []
         """Hash and index of the instance, in order."""
         self._known: set[int] = set()
+        self._next_check = 0
+        """The position of the place that the next `check` begins with."""
 
     def add(self, index: int) -> None:
         """Put an instance on the ring, if it is not there."""
@@ -65,6 +69,20 @@ class HashRing:
             if index in views:
                 return views[index]
         raise ValueError("no instance to choose from")
+
+    def check(self) -> None:
+        """Raise InvariantError if the places are out of order, or are not those of the known instances."""
+        places, start = self._places, self._next_check
+        if len(places) != _PLACES * len(self._known):
+            raise InvariantError(f"the ring has {len(places)} places for {len(self._known)} instances of {_PLACES}")
+        end = start + MAX_CHECKED
+        self._next_check = end if end < len(places) else 0
+        looked_at = places[start : end + 1]  # One more, because that the next part begins with the right place is checked here.
+        if any(one >= other for one, other in pairwise(looked_at)):
+            raise InvariantError("the places of the ring are out of order")
+        for _, index in looked_at:
+            if index not in self._known:
+                raise InvariantError(f"the ring has a place of instance {index}, which was never shown")
 
 
 class HashRouter(BaseRouter):
@@ -92,6 +110,11 @@ class HashRouter(BaseRouter):
 
     def on_request_end(self, request: Request, instance: int, now: Micros) -> None:
         self._least.on_request_end(request, instance, now)
+
+    def check(self) -> None:
+        self._ring.check()
+        self._views.check(check_views)
+        self._least.check()
 
     def _is_overloaded(self, view: InstanceView, fleet: FleetView) -> bool:
         in_flight = view.in_flight

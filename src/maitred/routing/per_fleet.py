@@ -29,8 +29,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from maitred.core.contracts import Choice, FleetView, InstanceView
+from maitred.core.errors import InvariantError
 from maitred.core.request import Request
 from maitred.core.units import Micros
+from maitred.routing.base import MAX_CHECKED
 
 T = TypeVar("T")
 _MAX_FLEETS = 64
@@ -48,6 +50,8 @@ class PerFleetCache(Generic[T]):
         """The fleet that was shown last, with its value."""
         self.values: Sequence[T] = ()
         """All values in the cache."""
+        self._num_checked = 0
+        """How many fleets `check` has looked at."""
 
     def get(self, fleet: FleetView) -> T:
         """Return the value of `fleet`, O(1) if it is known. Raises ValueError if the fleet is empty."""
@@ -68,10 +72,33 @@ class PerFleetCache(Generic[T]):
         self.last = cached
         return cached[1]
 
+    def check(self, check_value: Callable[[FleetView, T], None]) -> None:
+        """Raise InvariantError if a fleet is kept under another identity, or too many are. Call `check_value` with the fleets
+        and their values: with all of them, or with other ones each time where they have many instances."""
+        cached = list(self._cached.items())
+        if len(cached) > _MAX_FLEETS or len(cached) != len(self.values):
+            raise InvariantError(f"{len(cached)} fleets and {len(self.values)} values are kept, and may be {_MAX_FLEETS}")
+        if any(identity != id(fleet) for identity, (fleet, _) in cached):
+            raise InvariantError("what belongs to a fleet is kept under the identity of another object")
+        left = MAX_CHECKED
+        for _ in cached:
+            fleet, value = cached[self._num_checked % len(cached)][1]
+            self._num_checked += 1
+            check_value(fleet, value)
+            left -= len(fleet)
+            if left <= 0:
+                break
+
 
 def views_by_index(fleet: FleetView) -> Mapping[int, InstanceView]:
     """Return the instances of a fleet by their index."""
     return {view.index: view for view in fleet}
+
+
+def check_views(fleet: FleetView, views: Mapping[int, InstanceView]) -> None:
+    """Raise InvariantError unless `views` are the instances of `fleet` by their index."""
+    if len(views) != len(fleet) or any(views.get(view.index) is not view for view in fleet):
+        raise InvariantError(f"instances {[view.index for view in fleet]} are shown, and {list(views)} are kept of them")
 
 
 class InFlightRouter:
@@ -99,6 +126,10 @@ class InFlightRouter:
         order: InFlightOrder
         for order in self._orders.values:
             order.changed[instance] = None
+
+    def check(self) -> None:
+        """Raise InvariantError if an order contradicts itself."""
+        self._orders.check(check_order)
 
 
 class InFlightOrder:
@@ -172,3 +203,24 @@ class InFlightOrder:
         while len(queues) <= count:
             queues.append({})
         return queues[count]
+
+    def check(self) -> None:
+        """Raise InvariantError unless each instance is in one queue, that of its count, and none is below `fewest`."""
+        counts, fleet = self._counts, self._fleet
+        if [self._position_of.get(view.index) for view in fleet] != list(range(len(counts))):
+            raise InvariantError(f"the positions of the instances are {self._position_of}")
+        in_queues = 0
+        for count, queue in enumerate(self._queues):
+            if queue and count < self.fewest:
+                raise InvariantError(f"an instance has {count} in flight, and {self.fewest} are the fewest")
+            for position in queue:
+                if counts[position] != count:
+                    raise InvariantError(f"position {position} is in queue {count}, and has {counts[position]} in flight")
+            in_queues += len(queue)
+        if in_queues != len(counts):
+            raise InvariantError(f"{in_queues} of {len(counts)} instances are in a queue")
+
+
+def check_order(fleet: FleetView, order: InFlightOrder) -> None:
+    """Raise InvariantError if the order of a fleet contradicts itself."""
+    order.check()

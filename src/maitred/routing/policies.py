@@ -22,6 +22,7 @@ from operator import or_
 from random import Random
 
 from maitred.core.contracts import Choice, FleetView, InstanceView
+from maitred.core.errors import InvariantError
 from maitred.core.request import Request
 from maitred.core.units import Micros
 from maitred.routing.base import (
@@ -30,6 +31,7 @@ from maitred.routing.base import (
     RandomTieBreaker,
     RouterInfo,
     Signals,
+    check_policy,
     effective_load,
     known_loads,
     signals_read,
@@ -58,6 +60,11 @@ class RoundRobin(BaseRouter):
         turn = self._turns.get(request.model, 0)
         self._turns[request.model] = turn + 1
         return Choice(fleet[turn % len(fleet)].index, "round_robin")
+
+    def check(self) -> None:
+        for model, turn in self._turns.items():
+            if turn < 1:
+                raise InvariantError(f"model {model!r}: {turn} turns are counted, and each model here has had one")
 
 
 class LoadMeasure(Enum):
@@ -92,6 +99,7 @@ class LeastLoaded(RandomTieBreaker):
             router = InFlightRouter()
             self.choose = router.choose  # type: ignore[method-assign]  # without a call between, for it is asked very often
             self.on_request_end = router.on_request_end  # type: ignore[method-assign]
+            self.check = router.check  # type: ignore[method-assign]
 
     def choose(self, request: Request, fleet: FleetView, now: Micros) -> Choice:
         return Choice(self._break_tie(request, _least_effective(fleet)).index, "least_effective_load")
@@ -221,6 +229,10 @@ class WeightedRouter(RandomTieBreaker):
         for scorer, _ in self.weighted:
             scorer.on_chosen(request, chosen)
         return Choice(chosen.index, reason)
+
+    def check(self) -> None:
+        for scorer in self.scorers.values():
+            check_policy(scorer)
 
 
 def _best(fleet: FleetView, sums: Sequence[float]) -> Sequence[InstanceView]:

@@ -60,6 +60,9 @@ class BaseScorer(Scorer):
     def on_chosen(self, request: Request, view: InstanceView) -> None:
         pass
 
+    def check(self) -> None:
+        """Raise InvariantError if what the scorer keeps contradicts itself (as `BaseRouter.check`)."""
+
 
 class ViewScorer(BaseScorer):
     """A scorer that looks at each instance by itself."""
@@ -270,3 +273,6 @@ class PrefixAffinity(BaseScorer):
 
     def on_chosen(self, request: Request, view: InstanceView) -> None:
         self._sent.note(self._block_hashes, view)
+
+    def check(self) -> None:
+        self._sent.check()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from maitred.admission import Admission, AdmissionConfig
 from maitred.core.contracts import Router
@@ -12,7 +13,7 @@ from maitred.core.request import RequestId
 from maitred.core.units import to_seconds
 from maitred.files.line_file import PRIVATE
 from maitred.programs import ProgramsConfig
-from maitred.routing import RoutingConfig, Signals, open_router, signals_read
+from maitred.routing import RoutingConfig, Signals, check_policy, open_router, signals_read
 from maitred.scheduler.backends.capacity import CapacityController
 from maitred.scheduler.backends.fleet_view import FleetView
 from maitred.scheduler.backends.fleet_watch import FleetWatch
@@ -107,7 +108,8 @@ class Scheduler:
         raise NotImplementedError
 
     def checks(self) -> Mapping[str, Callable[[], None]]:
-        """Return the `check` of every core and of the fleet, by name: each raises InvariantError if it contradicts itself."""
+        """Return the `check` of every core, of the router and of the fleet with its learned slots, by name: each raises
+        InvariantError if its state contradicts itself."""
         raise NotImplementedError
 
     def reconfigure(self, config: FleetConfig, admission: AdmissionConfig, programs: ProgramsConfig) -> None:
@@ -205,6 +207,7 @@ class LocalScheduler(Scheduler):
             "ejection": self.fleet.ejection.detector.check,
             "fleet": self.fleet.check,
             "discovery": self._discovery.check,
+            "routing": partial(check_policy, self.router),
         }
         if self.programs is not None:
             checks["programs"] = self.programs.core.check

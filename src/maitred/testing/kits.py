@@ -20,7 +20,7 @@ from maitred.core.request import Request
 from maitred.core.units import Micros
 from maitred.instance.latency import LATENCY_MODELS, LatencySpec
 from maitred.programs import ACTING_ESTIMATORS, ActingEstimator, ToolTimes
-from maitred.routing import ROUTERS, SCORERS, Scorer, Signals, signals_read
+from maitred.routing import ROUTERS, SCORERS, Scorer, Signals, check_policy, signals_read
 from maitred.routing.scorer_weights import DEFAULT_WEIGHTS, ScorerWeights
 from maitred.testing.samples import InstanceSample, blaming, factory_of, sample_request
 from maitred.workload import FORMATS, Job, TraceFormat
@@ -132,8 +132,8 @@ _READ_BY = {
 
 def check_router(router: str | Callable[[Random], Router], *, seeds: int = 20) -> None:
     """Raise AssertionError unless it chooses among the instances that it is shown, also where one does not report its load,
-    changes nothing there, looks at no more than its `signals` say, chooses alike for the same seed, and calls an empty fleet a
-    ValueError. A class is called with a `Random`."""
+    changes nothing there, looks at no more than its `signals` say, chooses alike for the same seed, passes its own `check`, and
+    calls an empty fleet a ValueError. A class is called with a `Random`."""
     for seed in range(seeds):
         with blaming(router, seed):
             first, again = (_choices(_made(router, seed), seed) for _ in range(2))
@@ -161,6 +161,7 @@ def _made(router: str | Callable[[Random], Router], seed: int) -> Router:
 def _end_request(router: Router, request: Request, instance: InstanceSample, now: Micros) -> None:
     instance.in_flight -= 1
     router.on_request_end(request, instance.index, now)
+    check_policy(router)
 
 
 def _choices(router: Router, seed: int) -> list[int]:
@@ -179,6 +180,7 @@ def _choices(router: Router, seed: int) -> list[int]:
         chosen = next((view for view in fleet if view.index == choice.instance), None)
         assert chosen is not None, f"it chooses {choice.instance}, which it was not shown"
         assert choice.reason, "it gives no reason"
+        check_policy(router)
         chosen.in_flight += 1
         there.append((request, chosen))
         went.append(choice.instance)
@@ -190,7 +192,7 @@ def _choices(router: Router, seed: int) -> list[int]:
 
 def check_scorer(scorer: str | Callable[[], Scorer], *, seeds: int = 20) -> None:
     """Raise AssertionError unless it gives each instance one score from 0 to 1, also where one does not report its load, looks
-    at no more than its `signals` say, and scores alike what it has seen alike."""
+    at no more than its `signals` say, passes its own `check`, and scores alike what it has seen alike."""
     make = factory_of(scorer, SCORERS)
     for seed in range(seeds):
         with blaming(scorer, seed):
@@ -209,6 +211,7 @@ def _scores(scorer: Scorer, seed: int) -> list[Sequence[float]]:
         assert all(0.0 <= score <= 1.0 for score in scores), f"scores of {list(scores)} are not all from 0 to 1"
         _check_reads(scorer, instances)
         scorer.on_chosen(request, rng.choice(instances))
+        check_policy(scorer)
         seen.append(list(scores))
     return seen
 

@@ -48,6 +48,6 @@ class IdleChecks:
                     log.error("the state of the gateway contradicts itself, which is a defect of maitred: %s", problem)
 
     def _on_timer(self) -> None:
+        self.start()  # First: a check of a plug-in may raise anything, which the event loop logs.
         if self._is_idle():
             self.run()
-        self.start()

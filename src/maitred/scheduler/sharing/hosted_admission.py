@@ -51,6 +51,11 @@ class HostedAdmission(RealTimeAdmission):
     def reads_load(self) -> bool:
         return self.core.reads_load or (self._end is not None and not self._end.settling.is_settled)
 
+    def check_link(self) -> None:
+        """Raise InvariantError if the scheduler's end of the link contradicts itself, or admission."""
+        if self._end is not None:
+            self._end.check()
+
     def resize_pool(self, pool: str, capacity: int, lead: Lead = NO_LEAD) -> None:
         if self._end is not None:
             self._end.set_backends(self.only_pools())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Mapping
 
 from maitred.admission import Admission
 from maitred.core.units import Micros
@@ -47,6 +48,9 @@ class HostedScheduler(LocalScheduler):
         self.fleet.observe(host.news)
         self._discovery.on_other_objectives = host.news.note_objectives
         return host
+
+    def checks(self) -> Mapping[str, Callable[[], None]]:
+        return {**super().checks(), "link": self.admission.check_link}
 
     def _begin_programs(self, parts: ProgramParts) -> None:
         """Do nothing: each term begins when this scheduler leads."""

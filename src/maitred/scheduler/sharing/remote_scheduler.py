@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -15,7 +16,7 @@ import msgspec
 from maitred.admission import Admission, AdmissionConfig
 from maitred.core.request import RequestId
 from maitred.programs import Programs, ProgramsConfig
-from maitred.routing import RoutingConfig, Signals, asked_block_sizes, open_router, signals_read
+from maitred.routing import RoutingConfig, Signals, asked_block_sizes, check_policy, open_router, signals_read
 from maitred.scheduler.backends.fleet_view import FleetView
 from maitred.scheduler.config import FleetConfig
 from maitred.scheduler.drivers.programs import RealTimePrograms
@@ -129,7 +130,7 @@ class RemoteScheduler(Scheduler):
             self._remote_programs.close()
 
     def checks(self) -> Mapping[str, Callable[[], None]]:
-        return {"link": self.link.end.check}
+        return {"link": self.link.end.check, "routing": partial(check_policy, self.router)}
 
     @property
     def fallback(self) -> str | None:
