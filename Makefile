@@ -15,7 +15,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
-# One pytest process for each core. The tests of a file stay together: they share a server, or a simulated run. The order of the
+# tests/conftest.py says how many processes. The tests of a file stay together: they share a server, or a simulated run. The order of the
 # files is that of tests/conftest.py.
 PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 

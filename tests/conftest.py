@@ -23,6 +23,7 @@ from hypothesis import settings
 
 import maitred.compat
 from maitred.cli import main
+from maitred.core.garbage import freeze
 
 # A shell that starts the tests in the background has SIGINT ignored in them, and so in the processes that they interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -53,18 +54,27 @@ LONG = tuple(
 """Folders in which single files take long."""
 
 
-class Backwards(pytest.Dir):
-    """A folder whose files are collected from the last to the first."""
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One process more than there are cores: a fifth of their time they wait, for processes and sockets of their tests."""
+    return len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)) + 1
+
+
+class Rotated(pytest.Dir):
+    """A folder that is collected from another place on, and then from its beginning to there."""
 
     def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
-        return [*super().collect()][::-1]
+        children = [*super().collect()]
+        worker, workers = (int(os.environ[f"PYTEST_XDIST_WORKER{name}"].removeprefix("gw")) for name in ("", "_COUNT"))
+        first = len(children) * worker // workers
+        return children[first:] + children[:first]
 
 
 def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """Collect from the other end in every other process of xdist. To rewrite the assertions of a file takes most of its
-    collection, and the two need not do it twice: each finds in the cache of bytecode what the other has rewritten."""
-    is_every_other = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 2 == 1
-    return Backwards.from_parent(parent, path=path) if is_every_other and not (path / "__init__.py").exists() else None
+    """Begin elsewhere in each process of xdist. To rewrite the assertions of a file takes most of its collection, and they need
+    not all do it: each finds in the cache of bytecode what another has rewritten."""
+    is_ours = "PYTEST_XDIST_WORKER" in os.environ and path == Path(__file__).parent
+    return Rotated.from_parent(parent, path=path) if is_ours else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -89,7 +99,7 @@ def _what_is_there() -> Iterator[None]:
 
     What the file itself leaves is collected at its end, so that a resource it has not closed is an error of this file.
     """
-    gc.freeze()
+    freeze()
     yield
     gc.collect()
 
@@ -105,7 +115,7 @@ def garbage_collection() -> Iterator[None]:
         gc.set_threshold(*thresholds)
         gc.unfreeze()
         gc.collect()
-        gc.freeze()
+        freeze()
 
 
 @pytest.fixture

@@ -163,6 +163,11 @@ def _maitred(
         typer.echo(context.get_help())
 
 
+@lru_cache
+def _all_commands() -> Any:
+    return typer.main.get_command(app)
+
+
 # Depending on its version, typer contains click or uses the installed one; this finds UsageError in both.
 _USAGE_ERROR: Final = cast(type[Exception], typer.BadParameter.__mro__[1])
 
@@ -171,7 +176,7 @@ def run() -> NoReturn:
     """Run the command line of this process, and end it. Always raises SystemExit."""
     _tolerate_output()
     try:
-        code = typer.main.get_command(app).main(prog_name="maitred", standalone_mode=False)
+        code = _all_commands().main(prog_name="maitred", standalone_mode=False)
         sys.stdout.flush()
     except MaitredError as error:
         code = complain(str(error))

@@ -120,11 +120,15 @@ class Command(Generic[F]):
     @cached_property
     def parameters(self) -> Mapping[str, inspect.Parameter]:
         """The flags of the command by parameter name, those under one heading together."""
-        declared = [*self._key_parameters(), *((_info(p).rich_help_panel or "", p) for p in _own_parameters(self._kind))]
+        declared = [*self._key_parameters(), *((_info(p).rich_help_panel or "", p) for p in self._own_parameters)]
         # In the order in which headings first occur: typer shows them in the order of the parameters.
         panels = list(dict.fromkeys(panel for panel, _ in declared))
         declared.sort(key=lambda each: panels.index(each[0]))
         return {parameter.name: parameter for _, parameter in declared}
+
+    @cached_property
+    def _own_parameters(self) -> Sequence[inspect.Parameter]:
+        return [*_own_parameters(self._kind)]
 
     def _key_parameters(self) -> Iterator[tuple[str, inspect.Parameter]]:
         """Yield the flags that stand for keys, each with its heading."""
@@ -150,7 +154,7 @@ class Command(Generic[F]):
 
     def _flags(self, given: Mapping[str, Any]) -> F:
         """Return the flags of a command line. `given` has every parameter; None or an empty list stand for no flag."""
-        own = {parameter.name: given[parameter.name] for parameter in _own_parameters(self._kind)}
+        own = {parameter.name: given[parameter.name] for parameter in self._own_parameters}
         values: dict[str, object] = {}
         for key, row in self.key_flags.items():
             value = given[row.parameter]

@@ -14,16 +14,15 @@ fault (a slow machine), or that of `max_concurrency`. A request that the schedul
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
 import msgspec
 
 from maitred.core.errors import describe_os_error
+from maitred.core.garbage import rare_collections
 from maitred.core.request import PriorityClass, Request
 from maitred.core.units import Micros, to_seconds
 from maitred.emulator.clients.answers import NO_USAGE, Answer, Usage
@@ -136,7 +135,7 @@ class LoadSender:
         """Send the requests of `schedule`, the first at its arrival counted from now, and return when all have ended."""
         self._schedule = schedule
         self._over = self._loop.create_future()
-        with _rare_collections():
+        with rare_collections(_COLLECTED_OBJECTS):
             self._start = time.monotonic_ns()
             self._send_due()
             await self._over
@@ -303,19 +302,6 @@ class LoadSender:
             self._finish(sent, connection, TIMED_OUT)
             if connection is not None:
                 connection.close()
-
-
-@contextlib.contextmanager
-def _rare_collections() -> Iterator[None]:
-    """Keep the garbage collector from looking at all that was loaded before: that takes 50 ms, in which nothing is sent."""
-    before = gc.get_threshold()
-    gc.freeze()
-    gc.set_threshold(_COLLECTED_OBJECTS, *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-        gc.unfreeze()
 
 
 def _headers(endpoint: SendTarget, request: Request) -> Sequence[tuple[bytes, bytes]]:
