@@ -14,11 +14,23 @@ from maitred.instance import Instance, InstanceConfig, LinearLatency
 from maitred.instance.batch_former import standard_parts
 from maitred.instance.catalogue import resolve_instance
 from maitred.instance.engine_core import EngineCore
+from maitred.instance.latency import AIConfiguratorLatency, Grid, SiliconTable
 from maitred.instance.plain_core import PlainCore, make_core
 from maitred.instance.step_meter import ItlLog, StepMeter
 
 Input = tuple[int, int, int]
 """Instant, verb (0: enqueue, 1: abort, 2: look, 3: another limit), and request or limit."""
+
+MEASURED = AIConfiguratorLatency(
+    table=SiliconTable(
+        shared=((0, 20.0), (16, 30.0), (64, 130.0)),
+        prompts=Grid(((1, 4), (0, 10, 100), (0, 50)), (0.0, 0.0, 3.0, 5.5, 40.0, 80.0, 0.0, 0.0, 7.0, 9.0, 90.0, 99.0)),
+        decode=Grid(((1, 6), (0, 20, 60, 150)), (10.0, 12.0, 13.0, 40.0, 20.0, 22.0, 30.0, 100.0)),
+        beside=Grid(((1, 6), (0, 40, 90)), (0.0, 3.25, 8.0, 1.0, 9.0, 30.0)),
+    ),
+    sequence_overhead=0.3,
+)
+"""Steps on several lines: runs go over their corners."""
 
 
 @st.composite
@@ -37,7 +49,11 @@ def workloads(draw: st.DrawFn) -> tuple[dict[str, Any], list[tuple[Request, int]
         "total_kv_blocks": blocks,
         "block_size_in_tokens": size,
         "enable_prefix_caching": draw(st.sampled_from([False, False, True])),
-        **draw(st.sampled_from([{"latency": latency}, {"latency": latency}, {"model": "meta-llama/llama-3.1-8b-instruct"}])),
+        **draw(
+            st.sampled_from(
+                [{"latency": latency}] * 2 + [{"latency": MEASURED}, {"model": "meta-llama/llama-3.1-8b-instruct"}],
+            )
+        ),
     }
     jobs, inputs, now = list[tuple[Request, int]](), list[Input](), 0
     for number in range(draw(st.integers(1, 25))):

@@ -33,7 +33,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from typing import Any, Final, Generic, TypeVar, get_args, get_type_hints
 
@@ -266,7 +266,7 @@ class _Arguments:
         self._types = _types(factory, name)
         self._parameters = parameters(factory, defaults)
         self._supplied = {name: defaults[kind] for name, kind in self._types.items() if _is_supplied(kind, defaults)}
-        self._supplied |= {name: defaults[name] for name in inspect.signature(factory).parameters if name in defaults}
+        self._supplied |= {name: defaults[name] for name in _signature(factory).parameters if name in defaults}
 
     def of(self, spec: PolicySpec) -> dict[str, Any]:
         """Return the arguments. Raises ConfigError for a parameter that is unknown, given twice, missing or of another type."""
@@ -330,7 +330,7 @@ def parameters(factory: Factory[Any], supplied: Collection[Any] = ()) -> dict[st
     types = _types(factory, getattr(factory, "__name__", "policy"))
     return {
         name: parameter
-        for name, parameter in inspect.signature(factory).parameters.items()
+        for name, parameter in _signature(factory).parameters.items()
         if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         and not (_is_supplied(types.get(name), supplied) or name in supplied)
     }
@@ -342,12 +342,21 @@ def _is_supplied(kind: Any, defaults: Collection[Any]) -> bool:
 
 def _types(factory: Factory[Any], name: str) -> dict[str, Any]:
     """Return the types of the parameters. Raises ConfigError for annotations that cannot be evaluated."""
-    is_struct = isinstance(factory, type) and issubclass(factory, msgspec.Struct)
     try:
-        return get_type_hints(factory if is_struct else _constructor(factory))
+        return _hints(factory)
     except NameError as error:
         hint = "import what annotations of the constructor name, and not under TYPE_CHECKING alone"
         raise ConfigError(f"the parameters of {name} cannot be read: {error}", hint=hint) from error
+
+
+@lru_cache(maxsize=256)
+def _hints(factory: Factory[Any]) -> dict[str, Any]:
+    # Kept, as each instance of a fleet makes policies of its own, and to read annotations takes longer than all else in that.
+    is_struct = isinstance(factory, type) and issubclass(factory, msgspec.Struct)
+    return get_type_hints(factory if is_struct else _constructor(factory))
+
+
+_signature = lru_cache(maxsize=256)(inspect.signature)
 
 
 def _constructor(factory: Any) -> Any:

@@ -79,7 +79,7 @@ class PlainCore(EngineCore):
         self.run = run
         linear = self._linear
         if linear is None:
-            run.begin(now, plan, decodes, batch.context_tokens)
+            run.begin_plain(now, plan, tokens, decodes, batch.context_tokens)
         else:  # as `begin`
             run.starts_at, run.plan, run.num_decodes = now, plan, decodes
             run.context_tokens, run.known_shape = batch.context_tokens, None
@@ -90,7 +90,7 @@ class PlainCore(EngineCore):
             run.partially_committed = run.truncated = False
         return run
 
-    def commit_run(self, run: StepRun) -> None:
+    def commit_run(self, run: StepRun) -> None:  # noqa: PLR0912  (each call counts here)
         if run is not self._plain_run or run.departed_decodes:
             EngineCore.commit_run(self, run)
             return
@@ -101,6 +101,8 @@ class PlainCore(EngineCore):
                 meter.decode_steps[decodes] += steps
             elif run.step_time or steps == 1:
                 meter.add_equal_steps(decodes, steps, run.step_time or now - run.starts_at)
+            elif run.growth >= 0 and itl_log is None:
+                meter.add_line(run.first, run.growth, steps, decodes, now - run.starts_at)
             else:
                 meter.add_run(run, steps, now - run.starts_at)
         self.run, self.next_start = None, now

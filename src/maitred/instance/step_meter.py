@@ -202,8 +202,7 @@ class StepMeter:
             self.add_equal_steps(decodes, 1, time)
             return
         if run.growth >= 0 and self._itl_log is None:
-            self._busy_time += time
-            self._add_line(run.first, run.growth, steps, decodes, time)
+            self.add_line(run.first, run.growth, steps, decodes, time)
             return
         if run.plan.chunks and not run.step_time:
             for step in range(steps):
@@ -253,17 +252,22 @@ class StepMeter:
         self._sketch.add_counts({gap + overhead: times for gap, times in counts.items()} if overhead else counts)
         counts.clear()
 
-    def _add_line(self, first: int, growth: int, steps: int, decodes: int, span: Micros) -> None:
-        """Add a run of `steps` steps on a line, which took `span` together. `first` and `growth` are those of the run."""
-        overhead, table, counts = self._overhead, self._buckets, self._growing_counts
+    def add_line(self, first: int, growth: int, steps: int, decodes: int, span: Micros) -> None:
+        """Add a run of `steps` steps on a line, which took `span` together. `first` and `growth` are those of the run. There is
+        no log of gaps."""
+        overhead, counts = self._overhead, self._growing_counts
         shortest, longest = (first >> SHIFT) + overhead, ((first + growth * (steps - 1)) >> SHIFT) + overhead
+        self._busy_time += span
         self._growing_total += (span + steps * overhead) * decodes
         self._smallest_growing = shortest if shortest < self._smallest_growing else self._smallest_growing
         self._largest_growing = longest if longest > self._largest_growing else self._largest_growing
         if longest < _TABLE_SIZE:
-            bucket, last_bucket = table[shortest], table[longest]
+            bucket, last_bucket = self._buckets[shortest], self._buckets[longest]
         else:
             bucket, last_bucket = _bucket_of(shortest), _bucket_of(longest)
+        if bucket == last_bucket:
+            counts[bucket] = counts.get(bucket, 0) + steps * decodes
+            return
         step = 0
         while bucket < last_bucket:
             beyond = -((first - ((bucket_end(bucket) - overhead) << SHIFT)) // growth)

@@ -23,7 +23,7 @@ from maitred.batching import StepPlan, later_chunks
 from maitred.core.contracts import BatchShape, LatencyModel
 from maitred.core.units import Micros
 from maitred.instance.latency.affine import PiecewiseAffineModel
-from maitred.instance.latency.floor_sums import SHIFT, Line, steps_on_line_within, sum_of_floors
+from maitred.instance.latency.floor_sums import MOST_KEPT, SHIFT, Line, steps_on_line_within, sum_of_floors
 from maitred.instance.latency.linear_steps import LinearSteps
 
 _MOST_OPEN_STEPS: Final = 32
@@ -61,7 +61,7 @@ class StepRun:
     def __init__(self, latency: LatencyModel) -> None:
         self._latency = latency
         self._linear = latency if isinstance(latency, LinearSteps) else None
-        self._affine = latency if isinstance(latency, PiecewiseAffineModel) else None
+        self._affine: PiecewiseAffineModel | None = latency if isinstance(latency, PiecewiseAffineModel) else None
         self._mixed = self._affine.mixed_steps if self._affine is not None else None
         self.starts_at: Micros = 0
         self.plan = StepPlan(0)
@@ -73,7 +73,7 @@ class StepRun:
         self._chunk_step_ends: list[Micros] = []
         """When each step ends (µs after the start), if several steps with chunks do not take equally long."""
         self._lines: dict[int, Line] = {}
-        """The lines that the latency model has for numbers of sequences that decode, if there is one for all contexts."""
+        """The last line for each number of sequences that decode: contexts change little from run to run."""
         self._line: Line | None = None
         """The one that its steps are on, or None."""
         self.first = 0
@@ -135,18 +135,46 @@ class StepRun:
                     time = int(self._mixed.time_of(plan.chunks, num_decodes, context_tokens)) or 1
                 else:
                     time = self.time_of(1)
-            elif num_decodes in self._lines:
-                self._line = line = self._lines[num_decodes]
-                self.growth = line.growth
-                self.first = first = line.base + line.slope * context_tokens
-                time = line.time_from(first, steps)
             else:
-                if self._affine is not None:
-                    self._find_line(self._affine)
-                time = self.time_of(steps)
+                time = self._decode_time(num_decodes, context_tokens, steps)
             self.ends_at = self.outcome_at = starts_at + time
         self.departed_decodes = 0
         self.partially_committed = self.truncated = False
+
+    def begin_plain(self, starts_at: Micros, plan: StepPlan, prompt: int, num_decodes: int, context_tokens: int) -> None:
+        """As `begin`, by a shorter way, where no step in this object has ever had several chunks, and the model is not the
+        linear one: one step with a whole prompt of `prompt` tokens, or those of `plan`, without prompts (0)."""
+        self.starts_at = starts_at
+        self.plan = plan
+        self.num_decodes = num_decodes
+        self.context_tokens = context_tokens
+        self.known_shape = None
+        if not prompt:
+            self.steps = steps = plan.max_repeats
+            line = self._lines.get(num_decodes)
+            if line is None or context_tokens < line.start or context_tokens + num_decodes * (steps - 1) >= line.until:
+                time = self._decode_time(num_decodes, context_tokens, steps)
+            else:
+                self._line, self.growth = line, line.growth
+                self.first = first = line.base + line.slope * context_tokens
+                time = line.time_from(first, steps)
+        else:
+            self.steps, self.growth, self._line, mixed = 1, -1, None, self._mixed
+            time = self.time_of(1) if mixed is None else int(mixed.prompt_time(prompt, num_decodes, context_tokens)) or 1
+        self.ends_at = self.outcome_at = starts_at + time
+        self.departed_decodes = 0
+        self.partially_committed = self.truncated = False
+
+    def _decode_time(self, num_decodes: int, context_tokens: int, steps: int) -> Micros:
+        """Return the time of `steps` steps in which `num_decodes` sequences decode, and keep their line, if they are on one."""
+        line = None if self._affine is None else self._affine.line_at(num_decodes, context_tokens)
+        if line is None or context_tokens + num_decodes * (steps - 1) >= line.until:
+            self._line, self.growth = None, -1
+            return self.time_of(steps)
+        self._line = self._lines[num_decodes] = line
+        self.growth = line.growth
+        self.first = first = line.base + line.slope * context_tokens
+        return line.time_from(first, steps)
 
     def prolong(self, time: Micros) -> None:
         """Let the run, which has one step, take `time` µs longer."""
@@ -154,15 +182,6 @@ class StepRun:
             self.step_time += time
         self.ends_at += time
         self.outcome_at += time
-
-    def _find_line(self, affine: PiecewiseAffineModel) -> None:
-        """Find the line of its steps, if they are on one."""
-        line = affine.single_line(self.num_decodes)
-        if line is None:
-            self.first, self.growth = affine.decode_line(self.num_decodes, self.context_tokens, self.steps)
-        else:
-            self._lines[self.num_decodes] = line
-            self._line, self.growth, self.first = line, line.growth, line.base + line.slope * self.context_tokens
 
     def _find_chunk_step_ends(self, steps: int) -> list[Micros]:
         """Return when each of its `steps` steps ends, which have chunks: no line is known for them, so each is asked for."""
@@ -236,12 +255,24 @@ class StepRun:
                 self.truncated = True
                 self.shorten(steps)
             return
-        first, growth, span = self.first, self.growth, now - self.starts_at - 1
-        before, left = steps_on_line_within(first, growth, span, self.steps - 1, self._line) if span > 0 else (0, span)
-        if before < self.steps - 1:
+        first, growth, span = self.first, self.growth, now - self.starts_at
+        steps = -(-span // (first >> SHIFT))  # no step is shorter than the first, so it is this one or one before it
+        line = self._line
+        if line is not None and steps <= MOST_KEPT:
+            steps = steps if steps > 1 else 1
+            if steps < self.steps:
+                time = line.time_from(first, steps)
+            else:
+                steps, time = self.steps, self.ends_at - self.starts_at
+            while steps > 1 and (before := time - ((first + growth * (steps - 1)) >> SHIFT)) >= span:
+                steps, time = steps - 1, before
+        else:
+            before, left = steps_on_line_within(first, growth, span - 1, self.steps - 1, line)
+            steps, time = before + 1, span - 1 - left + ((first + growth * before) >> SHIFT)
+        if steps < self.steps:
             self.truncated = True
-            self.steps = before + 1
-            self.ends_at = self.outcome_at = self.starts_at + span - left + ((first + growth * before) >> SHIFT)
+            self.steps = steps
+            self.ends_at = self.outcome_at = self.starts_at + time
 
     def shorten(self, steps: int) -> None:
         """End the run after `steps` steps."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -117,13 +118,17 @@ def _files_of(config: InstanceConfig) -> tuple[tuple[str, str], ...]:
 
 def find_silicon_name(model: str) -> tuple[str, str] | None:
     """Return the name of `model` in AIConfigurator and the precision to ask for, or None."""
-    known = {_plain(name): name for name in reversed(silicon_model_files())}
-    plain = _plain(model)
+    known, plain = _plain_names(), _plain(model)
     if plain in known:
         return known[plain], ""
     if plain.endswith(_EIGHT_BITS) and (narrow := plain.removesuffix(_EIGHT_BITS)) in known:
         return known[narrow], "fp8"
     return None
+
+
+@lru_cache(maxsize=1)
+def _plain_names() -> dict[str, str]:
+    return {_plain(name): name for name in reversed(silicon_model_files())}
 
 
 def _plain(name: str) -> str:

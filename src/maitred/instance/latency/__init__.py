@@ -10,7 +10,7 @@ and `trained-physics` work out arithmetic and memory traffic of a model on a GPU
     roofline, roofline_steps  limits of the hardware; what a step costs by them
     trained_physics         the parts of a roofline, times fitted coefficients
     table, step_table       measurements; interpolation: between the points of their grids
-    silicon, silicon_table  `aiconfigurator`: measured kernels, added up
+    silicon, silicon_steps, silicon_table  `aiconfigurator`: measured kernels, added up
     deployment              a model on GPUs, as data
 """
 

@@ -24,14 +24,16 @@ A latency model of this kind says how a step grows (an `Envelope`), and takes th
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Protocol, TypeAlias
 
 import msgspec
 
 from maitred.core.contracts import UNIFORM_CONTEXTS, BatchShape, ChunkShape, ContextSpread, Overheads
 from maitred.core.units import Micros
-from maitred.instance.latency.floor_sums import SHIFT, Line, steps_on_line_within, sum_of_floors
+from maitred.instance.latency.floor_sums import NO_END, SHIFT, Line, steps_on_line_within, sum_of_floors
 
 _ONE = 1 << SHIFT
 
@@ -117,10 +119,15 @@ def steps_within_span(times: Envelope, context: int, growth: int, span: Micros, 
 
 def _segment_at(times: Envelope, context: int) -> EnvelopeSegment:
     """Return the segment in which `context` is."""
-    for segment in times:
-        if segment.until is None or context < segment.until:
-            return segment
-    raise AssertionError("the last segment has no end")
+    return times[_segment_index(times, context)]
+
+
+def _segment_index(times: Envelope, context: int) -> int:
+    """Return the index of the segment in which `context` is."""
+    return bisect_right(times, context, 0, len(times) - 1, key=_until)  # the last segment has no end
+
+
+_until: Callable[[EnvelopeSegment], int] = attrgetter("until")
 
 
 def _steps_below(until: int, context: int, growth: int, steps: int) -> int:
@@ -133,6 +140,10 @@ class MixedSteps(Protocol):
 
     def time_of(self, chunks: Sequence[ChunkShape], decodes: int, context_tokens: int) -> float:
         """Return the µs of a step with these chunks of prefill, in which `decodes` sequences decode over `context_tokens`."""
+        ...
+
+    def prompt_time(self, tokens: int, decodes: int, context_tokens: int) -> float:
+        """Return the same for one chunk alone, which is a whole prompt: most are."""
         ...
 
 
@@ -148,7 +159,8 @@ class PiecewiseAffineModel(ABC):
     def __init__(self, overheads: Overheads) -> None:
         self.overheads = overheads
         self._envelopes = _Envelopes(self.envelope_of)
-        self._lines: dict[int, Line | None] = {}
+        self._lines: dict[tuple[int, int], Line] = {}
+        """The lines that were asked for, by the number of sequences and the index of the segment."""
         self._last_asked: BatchShape | None = None
         self._last_part = RunPart(0, 0)
         """The answer of the last `steps_within`, which was about `_last_asked`."""
@@ -162,22 +174,16 @@ class PiecewiseAffineModel(ABC):
     def prefill_step_time(self, batch: BatchShape) -> float:
         """Return the µs of a step that prefills."""
 
-    def single_line(self, decodes: int) -> Line | None:
-        """Return the line of all decode-only steps of `decodes` sequences, or None if they are on several."""
-        if decodes not in self._lines:
-            times = self._envelopes[decodes]
-            self._lines[decodes] = Line(times[0].base, times[0].slope, decodes) if len(times) == 1 else None
-        return self._lines[decodes]
-
-    def decode_line(self, decodes: int, context: int, steps: int) -> tuple[int, int]:
-        """Return the line of the decode-only steps of a run that begins with `context` tokens: the time of the first one, and
-        how much longer each takes than the one before, in units of 2^-48 µs. The latter is -1 if they are on several lines."""
+    def line_at(self, decodes: int, context: int) -> Line | None:
+        """Return the line of decode-only steps of `decodes` sequences over `context` tokens, or None if it depends on more."""
         times = self._envelopes[decodes]
-        segment = times[0] if len(times) == 1 else _segment_at(times, context)
-        until = segment.until
-        if until is not None and context + decodes * (steps - 1) >= until:
-            return 0, -1
-        return segment.base + segment.slope * context, segment.slope * decodes
+        index = _segment_index(times, context)
+        line = self._lines.get((decodes, index))
+        if line is None:
+            segment, start = times[index], times[index - 1].until if index else 0
+            line = Line(segment.base, segment.slope, decodes, start or 0, NO_END if segment.until is None else segment.until)
+            self._lines[decodes, index] = line
+        return line
 
     def step_time(self, batch: BatchShape) -> Micros:
         if batch.prefill_tokens:
@@ -261,11 +267,8 @@ class SpreadAwareModel(PiecewiseAffineModel):
     def envelope_of(self, decodes: int) -> Envelope:
         return self.envelope_within(decodes, UNIFORM_CONTEXTS, 0, 0)
 
-    def single_line(self, decodes: int) -> Line | None:
+    def line_at(self, decodes: int, context: int) -> Line | None:
         return None  # lines are known for one spread alone
-
-    def decode_line(self, decodes: int, context: int, steps: int) -> tuple[int, int]:
-        return 0, -1
 
     def step_time(self, batch: BatchShape) -> Micros:
         self._prepare_envelope(batch, 1)

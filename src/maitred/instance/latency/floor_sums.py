@@ -28,12 +28,14 @@ _HALF: Final = 1 << 47
 _FEW_ROWS: Final = 12
 _FEW_STEPS: Final = 48
 """Up to these numbers of rows or steps, the rows are added up one by one; with more of both Euclid's algorithm is faster."""
-_MOST_KEPT: Final = 64
-"""Steps of the longest run for which a `Line` keeps something: 80 kB at most, for runs of every length."""
+MOST_KEPT: Final = 32
+"""Steps of the longest run for which a `Line` keeps something: 20 kB at most, for runs of every length."""
+NO_END: Final = 1 << 60
+"""More tokens than any context has."""
 
 
 class Line:
-    """The line of all decode-only steps of a number of sequences, whatever their context.
+    """The line of all decode-only steps of a number of sequences whose context is in some range.
 
     Runs on it have one growth, so what they have in common is kept by their number of steps: the fractions that they would
     have if the first step had none, sorted. Where it has one, those steps take 1 µs more whose own and this one make a whole,
@@ -43,19 +45,22 @@ class Line:
     first step takes 100.7 µs, they take 400 + 1 + 2 µs, since two of these are at least 0.3: 100, 101, 101 and 101.
     """
 
-    __slots__ = ("_kept", "base", "growth", "slope")
+    __slots__ = ("_kept", "base", "growth", "slope", "start", "until")
 
-    def __init__(self, base: int, slope: int, decodes: int) -> None:
-        """`base` and `slope` are the time without context and for each token of it, in units of 2^-48 µs."""
+    def __init__(self, base: int, slope: int, decodes: int, start: int = 0, until: int = NO_END) -> None:
+        """`base` and `slope` are the time without context and for each token of it, in units of 2^-48 µs. It is the line of
+        contexts from `start` on and below `until`."""
+        self.start = start
+        self.until = until
         self.base = base
         self.slope = slope
         self.growth = slope * decodes
         """How much longer each step takes than the one before it."""
-        self._kept: list[tuple[int, list[int]] | None] = [None] * (_MOST_KEPT + 1)
+        self._kept: list[tuple[int, list[int]] | None] = [None] * (MOST_KEPT + 1)
 
     def time_from(self, first: int, steps: int) -> Micros:
         """Return the µs of `steps` steps, the first of which takes `first`."""
-        if steps > _MOST_KEPT:
+        if steps > MOST_KEPT:
             return sum_of_floors(first, self.growth, steps)
         kept = self._kept[steps]
         if kept is None:

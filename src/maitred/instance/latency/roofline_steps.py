@@ -60,12 +60,21 @@ class RooflineSteps:
             tokens += new
             pairs += new * (computed + (new - 1) / 2)
             history += computed
+        return self._time(tokens, pairs, history, decodes, context_tokens)
+
+    def prompt_time(self, tokens: int, decodes: int, context_tokens: int) -> float:
+        """Return the same for one chunk alone, which is a whole prompt."""
+        return self._time(tokens, tokens * ((tokens - 1) / 2), 0.0, decodes, context_tokens)
+
+    def _time(self, tokens: float, pairs: float, history: float, decodes: int, context_tokens: int) -> float:
+        """Return the µs of a step that prefills `tokens` tokens after `history`, which attend to `pairs`."""
         prefill = tokens * self._prefill_token + pairs * self._prefill_pair
         compute = prefill + decodes * self.decode_token + context_tokens * self.decode_pair
         tokens += decodes
         weights = self.weights_time(tokens) if self._experts else self._weights
         memory = weights + tokens * self.written + (history + context_tokens) * self.kv_read
-        return (compute if compute > memory else memory) + self.reduce_time(tokens)
+        # `reduce_time`, without its call
+        return (compute if compute > memory else memory) + (self._reduce_step + tokens * self._reduce_token)
 
     def reduce_time(self, tokens: float) -> float:
         """Return the µs of the all-reduces of a step of `tokens` tokens."""

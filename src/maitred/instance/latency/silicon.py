@@ -27,18 +27,17 @@ after none, and `beside` says 250 µs for 10 sequences of 1,000 tokens. A step w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
 from typing import Literal
 
-from maitred.core.contracts import BatchShape, ChunkShape, LatencyModel, Overheads
+from maitred.core.contracts import BatchShape, LatencyModel, Overheads
 from maitred.core.errors import ConfigError
 from maitred.instance.latency.affine import Envelope, PiecewiseAffineModel
 from maitred.instance.latency.base import HOUR, LATENCY_MODELS, NO_ALPHA, LatencyConfig, alpha_overheads, check_alpha
 from maitred.instance.latency.deployment import Deployment
+from maitred.instance.latency.silicon_steps import SiliconSteps
 from maitred.instance.latency.silicon_table import SiliconTable
-from maitred.instance.latency.step_table import curve_value
 from maitred.instance.latency.table import chunks_by_rank, envelope_through
 
 
@@ -110,8 +109,9 @@ class _SiliconModel(PiecewiseAffineModel):
         super().__init__(overheads)
         self._table, self._ranks, self._scale = table, table.ranks, scale
         self._of_step, self._of_sequence = of_step, of_sequence
+        self._steps = SiliconSteps(table, scale, of_step, of_sequence)
         if self._ranks == 1:
-            self.mixed_steps = self
+            self.mixed_steps = self._steps
 
     def envelope_of(self, decodes: int) -> Envelope:
         grid, rank = self._table.decode, -(-decodes // self._ranks)
@@ -123,31 +123,8 @@ class _SiliconModel(PiecewiseAffineModel):
 
     def prefill_step_time(self, batch: BatchShape) -> float:
         if self._ranks == 1:
-            return self.time_of(batch.chunks, batch.num_decodes, batch.context_tokens)
+            return self._steps.time_of(batch.chunks, batch.num_decodes, batch.context_tokens)
         context = batch.context_tokens / batch.num_decodes if batch.num_decodes else 0.0
         ranks = chunks_by_rank(batch, self._ranks)
-        slowest = max([self._rank_time(chunks, decodes, context) for chunks, decodes in ranks])
+        slowest = max([self._steps.rank_time(chunks, decodes, context) for chunks, decodes in ranks])
         return (self._of_step + slowest) * self._scale
-
-    def time_of(self, chunks: Sequence[ChunkShape], decodes: int, context_tokens: int) -> float:
-        """Return the µs of a step with prompts on one rank (`MixedSteps`)."""
-        return (self._of_step + self._rank_time(chunks, decodes, context_tokens / decodes if decodes else 0.0)) * self._scale
-
-    def _rank_time(self, chunks: Sequence[ChunkShape], decodes: int, context: float) -> float:
-        """Return the µs of a rank in which `decodes` sequences decode over `context` tokens each."""
-        return self._kernels(chunks, decodes, context) + self._of_sequence * (len(chunks) + decodes)
-
-    def _kernels(self, chunks: Sequence[ChunkShape], decodes: int, context: float) -> float:
-        table = self._table
-        if not chunks:
-            return table.decode.value_at(decodes, context) if decodes else 0.0
-        tokens = pairs = 0.0
-        for chunk in chunks:
-            new = chunk.num_tokens
-            tokens += new
-            pairs += new * (chunk.num_computed_tokens + new / 2)
-        each = tokens / len(chunks)
-        time = curve_value(table.shared, tokens + decodes) + table.prompts.value_at(
-            len(chunks), each, max(0.0, pairs / tokens - each / 2) if tokens else 0.0
-        )
-        return time + table.beside.value_at(decodes, context) if decodes else time

@@ -7,7 +7,7 @@ import msgspec
 from maitred.instance.latency.step_table import Curve, Grid, check_increasing, check_times
 
 
-class SiliconTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SiliconTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, cache_hash=True):
     """The times (µs) of the parts of a step of one rank. Raises ValueError for tables that cannot be."""
 
     shared: Curve

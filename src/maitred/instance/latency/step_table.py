@@ -121,7 +121,7 @@ def _bucket(bounds: Axis, x: float) -> int:
     return min(bisect_left(bounds, x), len(bounds) - 1)
 
 
-class StepTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class StepTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, cache_hash=True):
     """The times of the parts of a step: see `table`. Raises ValueError for tables that cannot be."""
 
     tokens: Curve = ZERO_CURVE
