@@ -160,7 +160,7 @@ def test_pipe_hands_on_everything_and_marks_the_last() -> None:
         async with upstream(script) as up, client() as c:
             response = await c.request(up.origin, "POST", "/")
             await response.pipe_body(lambda piece, more: got.append((piece, more)))
-            assert response.is_complete
+            assert response.is_complete()
         return got
 
     assert run(scenario()) == [(b"a", True), (b"b", True), (b"c", False)]

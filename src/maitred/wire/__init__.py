@@ -4,7 +4,7 @@
     clock            what time it is, for all parts; machine: what else is asked of the system past the event loop
     loop_clock       the clock of deadlines, which stands still while the process does; timeouts: blocks by that clock
     framing          where HTTP/1.1 messages begin and end, without I/O: states, limits, events
-    server_framing   the same for a server: request heads in, responses out
+    server_framing   the same for a server: request heads in, responses out; request_rules: what a head must be
     client_framing   the same for a client: requests out, response heads in
     exchange         a request and its response, as a handler sees them; JSON, OpenAI error objects
     protocol         one connection from a client: time, memory, slow readers; client_limits: how much of them

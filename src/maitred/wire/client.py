@@ -17,7 +17,6 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from typing import TypeAlias
 
 from maitred.wire.client_framing import NO_BLOCK, HeaderBlock
 from maitred.wire.connection import UpstreamConnection
@@ -41,9 +40,6 @@ from maitred.wire.resolver import HostAddresses
 from maitred.wire.response import UpstreamResponse
 from maitred.wire.timeouts import timeout
 from maitred.wire.tls import ClientContext, describe_failure
-
-UpstreamRequest: TypeAlias = tuple[str, str, str, Sequence[tuple[bytes, bytes]], bytes, HeaderBlock]
-"""Method, target, authority, headers, body and further headers."""
 
 
 class ConnectionPool:
@@ -86,7 +82,7 @@ class ConnectionPool:
         # The most recent one first, so that the others age and are closed.
         while self._idle:
             connection = self._idle.pop()
-            if connection.is_usable:
+            if connection.is_usable():
                 return connection
         return None
 
@@ -102,10 +98,18 @@ class ConnectionPool:
         self._close_oldest_idle()
         return await self._wait_for_connection()
 
-    def send_request(self, connection: UpstreamConnection, request: UpstreamRequest) -> UpstreamResponse:
+    def send_request(
+        self,
+        connection: UpstreamConnection,
+        method: str,
+        target: str,
+        headers: Sequence[tuple[bytes, bytes]],
+        body: bytes,
+        block: HeaderBlock,
+    ) -> UpstreamResponse:
         """Send a request over a connection that was acquired. Raises ValueError if a header contains a line end."""
         try:
-            return connection.send_request(*request)
+            return connection.send_request(method, target, self.authority, headers, body, block)
         except ValueError:
             self._return_unused(connection)
             raise
@@ -142,7 +146,7 @@ class ConnectionPool:
         """Make a connection; its place has been taken already, and is released if this fails."""
         try:
             connection = await self._connect_to_any(await self._host.addresses())
-            if not connection.is_usable:
+            if not connection.is_usable():
                 raise ConnectError(f"{self._where} closed the connection as soon as it was made")
         except BaseException:
             # Also if this call is cancelled: a place that is not released here would be lost for good.
@@ -209,7 +213,7 @@ class ConnectionPool:
         if connection is None:
             return await self._connect()
         # It may have been closed between being handed over and now. `_on_closed` has released its place, so this is a new wait.
-        return connection if connection.is_usable else await self.acquire()
+        return connection if connection.is_usable() else await self.acquire()
 
     def _make_connection(self) -> UpstreamConnection:
         return UpstreamConnection(self._limits, self._loop, self._on_idle, self._on_closed, self._known_heads)
@@ -217,7 +221,7 @@ class ConnectionPool:
     def _on_idle(self, connection: UpstreamConnection) -> None:
         if self._closed:
             connection.close()
-        elif not self._hand_to_waiter(connection):
+        elif not (self._waiters and self._hand_to_waiter(connection)):
             self._idle.append(connection)
             if self._expiry_timer is None:
                 self._expiry_timer = self._loop.call_later(self._limits.keep_alive_secs, self._close_expired)
@@ -235,7 +239,7 @@ class ConnectionPool:
         """Release what a waiter was given and cannot use any more: a connection, or the place for one (None)."""
         if given is None:
             self._release_place()
-        elif given.is_usable:
+        elif given.is_usable():
             self._on_idle(given)
 
     def _hand_to_waiter(self, connection: UpstreamConnection | None) -> bool:
@@ -252,7 +256,7 @@ class ConnectionPool:
         """Make a place for a new connection, if one is idle. The place is free when the connection is closed."""
         while self._idle:
             connection = self._idle.pop(0)
-            if connection.is_usable:
+            if connection.is_usable():
                 connection.close()
                 return
 
@@ -263,7 +267,7 @@ class ConnectionPool:
             # The sum for which the timer is set: a difference may round to a time before it, and the timer rings for nothing.
             if connection.idle_since + kept_secs <= now:
                 connection.close()
-        self._idle = [connection for connection in self._idle if connection.is_usable]
+        self._idle = [connection for connection in self._idle if connection.is_usable()]
         if self._idle:
             self._expiry_timer = self._loop.call_at(self._idle[0].idle_since + kept_secs, self._close_expired)
 
@@ -301,13 +305,18 @@ class UpstreamClient:
         connection = pool.pop_idle() or await pool.acquire_new()
         if may_send is not None and not may_send():
             raise pool.withhold(connection)
-        request = method, target, pool.authority, headers, body, block
+        response = pool.send_request(connection, method, target, headers, body, block)
         try:
-            return await pool.send_request(connection, request).wait_for_head()
-        except Disconnected:
-            if not connection.was_dead:
-                raise
-            pool.close_idle(connection.idle_since)  # what has been idle for longer is dead as well, most likely
+            await response.head  # as `wait_for_head` does, without a coroutine for each request
+        except asyncio.CancelledError:
+            response.close()
+            raise
+        if response.status:
+            return response
+        if not (isinstance(response.error, Disconnected) and connection.was_dead):
+            raise response.take_error()
+        response.error = None  # It refers to the frames that refer to the request.
+        pool.close_idle(connection.idle_since)  # what has been idle for longer is dead as well, most likely
         try:
             connection = await pool.acquire_new()
         except UpstreamError as error:
@@ -315,7 +324,7 @@ class UpstreamClient:
             raise
         if may_send is not None and not may_send():
             raise pool.withhold(connection)
-        return await pool.send_request(connection, request).wait_for_head()
+        return await pool.send_request(connection, method, target, headers, body, block).wait_for_head()
 
     def pool(self, origin: Origin) -> ConnectionPool:
         """Return the connections to `origin`."""

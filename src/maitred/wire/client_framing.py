@@ -21,8 +21,8 @@ from typing import Any, Final
 
 import httptools
 
-from maitred.wire.framing import MessageFraming
-from maitred.wire.known_heads import KnownHeads, SeenHead, find_head
+from maitred.wire.framing import CR, JOIN_FIELD, LF, MessageFraming
+from maitred.wire.known_heads import KnownHead, KnownHeads, SeenHead, find_head
 from maitred.wire.messages import END, Event, FramingError, FramingMisuse, Headers, HeadMemo, MessageKind, ResponseHead, State
 
 _PROTOCOL: Final = b"HTTP/"
@@ -50,16 +50,16 @@ class HeaderBlock:
 
     def __init__(self, headers: Headers) -> None:
         self.headers = headers
-        self.lines = _join_lines([*map(b": ".join, headers)], line_ends=len(headers) - 1)
+        self.lines = _join_lines([*map(JOIN_FIELD, headers)])
 
 
-def _join_lines(lines: list[bytes], *, line_ends: int) -> bytes:
-    """Return lines with their ends. Raises ValueError unless they have `line_ends` between them."""
-    joined = b"\r\n".join(lines)
+def _join_lines(lines: list[bytes]) -> bytes:
+    """Return lines with their ends. Raises ValueError for one with a line end in it."""
     # A line end in a name or value would let a client add headers, or a whole request, to what a connection sends.
-    if lines and (joined.count(b"\n") != line_ends or joined.count(b"\r") != line_ends):
+    text = b"".join(lines)
+    if LF in text or CR in text:  # A byte as a number is found at once, and `count` looks at each.
         raise ValueError("a header with a line end in it")
-    return joined + b"\r\n" if lines else b""
+    return b"\r\n".join(lines) + b"\r\n" if lines else b""
 
 
 NO_BLOCK: Final = HeaderBlock([])
@@ -69,12 +69,16 @@ _NO_HEAD: Final[SeenHead] = (b"", None, 0)
 class ClientFraming(MessageFraming):
     """The framing of one connection to a server."""
 
-    __slots__ = ("_begin", "_bodiless", "_has_interim", "_is_at_start", "_is_over", "_known_heads", "_until_close")
+    __slots__ = (
+        *("_begin", "_bodiless", "_has_interim", "_is_at_start", "_is_over", "_known_heads", "_last_head", "_until_close"),
+    )
 
     def __init__(self, max_head: int, known_heads: KnownHeads[ResponseHead] | None = None) -> None:
         """`known_heads` are those of all connections of a client."""
         super().__init__(max_head)
         self._known_heads = known_heads or KnownHeads[ResponseHead]()
+        self._last_head: KnownHead[ResponseHead] | None = None
+        """The one that has come last of those that are kept."""
         self._bodiless = self._until_close = self._is_at_start = False
 
     def _make_parser(self) -> Any:
@@ -105,10 +109,11 @@ class ClientFraming(MessageFraming):
         `headers` and `block` must contain neither Host nor headers about framing or the connection. Raises ValueError if a
         header contains a line end.
         """
-        lines = [f"{method} {target} HTTP/1.1\r\nhost: {authority}".encode("latin-1"), *map(b": ".join, headers)]
+        lines = [f"{method} {target} HTTP/1.1".encode("latin-1"), b"host: " + authority.encode("latin-1")]
+        lines += map(JOIN_FIELD, headers)
         if body_bytes or method not in ("GET", "HEAD"):
             lines.append(b"content-length: %d" % body_bytes)
-        head = _join_lines(lines, line_ends=len(lines))
+        head = _join_lines(lines)
         if self.own is not _IDLE:
             self._move_own(_REQUEST)  # This raises FramingMisuse.
         self.own = _DONE  # The body follows as it is.
@@ -122,7 +127,11 @@ class ClientFraming(MessageFraming):
         if not self._is_at_start:
             return self._parse(data)
         self._is_at_start = False
+        last = self._last_head
         # Behind the head of an answer to HEAD is no body, whatever the head says.
+        again = None if last is None or self._bodiless else last.find_again(data)
+        if last is not None and again is not None and len(data) - again[1] == again[0]:
+            return self._take_known(last.head, again[0], data[again[1] :])
         seen = None if self._bodiless else find_head(data)
         key, length, end = seen or _NO_HEAD
         if length is None or len(data) - end != length:
@@ -130,11 +139,12 @@ class ClientFraming(MessageFraming):
             return self._parse(data)
         known = self._known_heads.get(key)
         if known is not None:
-            return self._take_known(known, length, data[end:])
+            self._last_head = known
+            return self._take_known(known.head, length, data[end:])
         self._begin_message()
         events = self._parse(data)
         if events and events[-1] is END:
-            self._keep_head(key, events[0], length)
+            self._keep_head(key, data[:end], events[0], length)
         return events
 
     def _take_known(self, known: ResponseHead, length: int, body: bytes) -> list[Event]:
@@ -144,7 +154,7 @@ class ClientFraming(MessageFraming):
         head = known if length == known.length else known.with_length(length)
         return [head, body, END] if length else [head, END]
 
-    def _keep_head(self, key: bytes, head: Event, length: int) -> None:
+    def _keep_head(self, key: bytes, seen: bytes, head: Event, length: int) -> None:
         """Keep the head of a response that was the whole of a read, so that all that it means is known.
 
         What was seen is the first head of the read. If that was an interim response, or bytes follow the response (which end
@@ -152,7 +162,7 @@ class ClientFraming(MessageFraming):
         """
         if type(head) is ResponseHead and not self._has_interim and head.length == length and head.status not in _BODILESS:
             head.keep_alive, head.memo = self.keep_alive, HeadMemo()
-            self._known_heads.keep(key, head)
+            self._known_heads.keep(key, seen, head)
 
     def _parse(self, data: bytes) -> list[Event]:
         if not self._in_body:

@@ -64,6 +64,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._known_heads = known_heads
         self._timer: asyncio.TimerHandle | None = None
+        self._looks_at = 0.0
+        """When the timer rings, by the clock of deadlines."""
         self._response: UpstreamResponse | None = None
         self._has_head = False
         self._is_reading_paused = self._is_writing_paused = False
@@ -92,10 +94,10 @@ class UpstreamConnection(asyncio.Protocol):
             self._transport.write(head)
             self._unsent = memoryview(body)
             self._write_slice()
-        self._arm_silence_timer(self.limits.head_secs)
+        if self._timer is None or self._looks_at > self._last_received + self.limits.head_secs:
+            self._arm_silence_timer(self.limits.head_secs)
         return self._response
 
-    @property
     def is_usable(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
@@ -121,13 +123,13 @@ class UpstreamConnection(asyncio.Protocol):
 
     def pause_reading(self) -> None:
         self._is_reading_paused = True
-        if self.is_usable:
+        if self.is_usable():
             cast(asyncio.Transport, self._transport).pause_reading()
 
     def resume_reading(self) -> None:
         self._is_reading_paused = False
         self._last_received = self._clock.time()  # the silence until now was ours
-        if self.is_usable:
+        if self.is_usable():
             cast(asyncio.Transport, self._transport).resume_reading()
 
     def pause_writing(self) -> None:
@@ -170,9 +172,11 @@ class UpstreamConnection(asyncio.Protocol):
         if len(events) == 1 and type(events[0]) is bytes:  # the usual piece of a stream
             self._response.on_body(events[0], True)
         elif len(events) == 3 and events[2] is END and type(events[0]) is ResponseHead:  # a whole response, the usual one
-            body = events[1]
+            response, body = self._response, events[1]
             assert type(body) is bytes
-            self._take_whole(events[0], body)
+            # The connection goes back before the end is delivered, so that what the end sets off finds it idle.
+            self._finish_response()
+            response.on_whole(events[0], body)
         else:
             self._handle_events(events)
 
@@ -191,13 +195,6 @@ class UpstreamConnection(asyncio.Protocol):
             response.on_error(self._closed_early())
         self._on_closed(self)
 
-    def _take_whole(self, head: ResponseHead, body: bytes) -> None:
-        response = self._response
-        assert response is not None
-        # The connection goes back before the end is delivered, so that what the end sets off finds it idle.
-        self._finish_response()
-        response.on_whole(head, body)
-
     def _handle_events(self, events: list[Event]) -> None:
         """Hand on what a read has brought: the pieces of the body as one, with the end of the response if it is there."""
         response, pieces = self._response, []
@@ -208,7 +205,8 @@ class UpstreamConnection(asyncio.Protocol):
             elif type(event) is ResponseHead:
                 self._has_head, self._last_received = True, self._clock.time()
                 response.on_head(event.status, event.headers)
-                self._arm_silence_timer(self.limits.idle_secs)
+                if self._timer is None or self._looks_at > self._last_received + self.limits.idle_secs:
+                    self._arm_silence_timer(self.limits.idle_secs)
             elif event is END:
                 # The connection goes back before the end is delivered, so that what the end sets off finds it idle.
                 self._finish_response()
@@ -253,11 +251,11 @@ class UpstreamConnection(asyncio.Protocol):
         return Disconnected("the upstream closed the connection before its response")
 
     def _arm_silence_timer(self, secs: float) -> None:
-        """Check for silence in `secs` at the latest. A timer that is due earlier stays: when it rings, it is set again."""
+        """Check for silence `secs` after what was last received, which is now. A timer that is due earlier stays, and is set
+        again when it rings, so a busy connection sets hardly any: those who call this have looked."""
         if self._timer is not None:
-            if self._timer.when() <= self._loop.time() + secs:
-                return  # so a busy connection sets hardly any timer
             self._timer.cancel()
+        self._looks_at = self._last_received + secs
         self._timer = self._loop.call_later(secs, self._check_silence)
 
     def _check_silence(self) -> None:
@@ -269,6 +267,7 @@ class UpstreamConnection(asyncio.Protocol):
         if left <= 0 and self._clock.is_catching_up:
             left = CATCH_UP_SECS
         if left > 0:
+            self._looks_at = self._clock.time() + left
             self._timer = self._loop.call_later(left, self._check_silence)
         else:
             where = "in the middle of its response" if self._has_head else "before its response"

@@ -55,6 +55,10 @@ TRANSITIONS: Final[dict[State, dict[MessageKind, State]]] = {
 """The state of an end after what it has sent. Data leaves it in SEND_BODY, and a request that is received takes the server from
 IDLE to SEND_RESPONSE. What a row lacks, its state does not allow."""
 
+LF: Final = 0x0A
+CR: Final = 0x0D
+JOIN_FIELD: Final = b": ".join
+"""Makes the line of a header of its name and value."""
 _IDLE: Final = State.IDLE
 _DONE: Final = State.DONE
 _MUST_CLOSE: Final = State.MUST_CLOSE

@@ -45,8 +45,8 @@ class UpstreamResponse:
 
     # Slots, as in `Exchange`.
     __slots__ = (
-        *("_body_received", "_body_written", "_buffer", "_buffered", "_error", "_has_failed", "_head", "_high_water"),
-        *("_is_reading_paused", "_loop", "_pending_write", "_source", "_waiter", "_write", "headers", "memo", "status"),
+        *("_body_received", "_body_written", "_buffer", "_buffered", "_has_failed", "_high_water", "_is_reading_paused"),
+        *("_loop", "_pending_write", "_source", "_waiter", "_write", "error", "head", "headers", "memo", "status"),
     )
 
     def __init__(self, source: ResponseSource, high_water: int, loop: asyncio.AbstractEventLoop) -> None:
@@ -57,7 +57,7 @@ class UpstreamResponse:
         self._source: ResponseSource | None = source
         self._high_water = high_water
         self._loop = loop
-        self._head: asyncio.Future[None] = loop.create_future()
+        self.head: asyncio.Future[None] = loop.create_future()
         """Done when the head has come, or an error instead of it."""
         self._buffer: list[bytes] = []
         self._buffered = 0
@@ -68,10 +68,9 @@ class UpstreamResponse:
         self._pending_write: asyncio.Future[None] | None = None
         self._body_received = self._body_written = self._has_failed = False
         """Whether the whole body has arrived; whether it was written through; whether the rest will not arrive."""
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None
         """Why the rest will not arrive; None once that was raised."""
 
-    @property
     def is_complete(self) -> bool:
         """Whether the whole body has arrived and been read."""
         return self._body_received and not self._buffer
@@ -82,12 +81,12 @@ class UpstreamResponse:
         If this call is cancelled, the response is closed.
         """
         try:
-            await self._head
+            await self.head
         except asyncio.CancelledError:
             self.close()
             raise
         if not self.status:
-            raise self._take_error()
+            raise self.take_error()
         return self
 
     def take_arrived(self) -> bytes:
@@ -95,14 +94,15 @@ class UpstreamResponse:
         if not self._buffer:
             return b""
         piece = self._take_buffered()
-        self._resume_reading()
+        if self._is_reading_paused:
+            self._resume_reading()
         return piece
 
     async def read_piece(self) -> bytes:
         """Return what has arrived since the last call, or else the next piece; b"" at the end. Raises UpstreamError."""
         while not self._buffer:
             if self._has_failed:
-                raise self._take_error()
+                raise self.take_error()
             if self._body_received:
                 return b""
             await self._new_waiter()
@@ -128,7 +128,7 @@ class UpstreamResponse:
             self._write_buffered()
         while self._pending_write is not None or not self._body_written:
             if self._has_failed and self._pending_write is None:
-                raise self._take_error()
+                raise self.take_error()
             await self._new_waiter()
 
     def close(self) -> None:
@@ -141,16 +141,16 @@ class UpstreamResponse:
     def on_head(self, status: int, headers: Headers) -> None:
         """Take the head of the response."""
         self.status, self.headers = status, headers
-        if not self._head.done():
-            self._head.set_result(None)
+        if not self.head.done():
+            self.head.set_result(None)
 
     def on_whole(self, head: ResponseHead, body: bytes) -> None:
         """Take a response of which nothing had come, and now all has; the source is free then."""
         self.status, self.headers, self.memo = head.status, head.headers, head.memo
         self._buffer.append(body)
         self._buffered, self._body_received, self._source = len(body), True, None
-        if not self._head.done():
-            self._head.set_result(None)
+        if not self.head.done():
+            self.head.set_result(None)
 
     def on_body(self, data: bytes, more: bool) -> None:
         """Take a piece of the body. `more` is False with the last one, which may be empty; the source is free then."""
@@ -175,15 +175,15 @@ class UpstreamResponse:
     def on_error(self, error: Exception) -> None:
         """Take note that the rest of the response will not arrive. What has arrived is still handed over."""
         self._source = None
-        self._has_failed, self._error = True, error
-        if not self._head.done():
-            self._head.set_result(None)
+        self._has_failed, self.error = True, error
+        if not self.head.done():
+            self.head.set_result(None)
         self._wake()
 
-    def _take_error(self) -> BaseException:
+    def take_error(self) -> BaseException:
         """Return why the rest will not arrive, and keep it no longer: once raised, it refers to the frames that refer to this
         response, and with it to the request."""
-        error, self._error = self._error, None
+        error, self.error = self.error, None
         return error or Truncated("the response has broken off before")
 
     def _take_buffered(self) -> bytes:
@@ -223,7 +223,7 @@ class UpstreamResponse:
 
     def _fail(self, error: BaseException | None) -> None:
         self.close()
-        self._has_failed, self._error = True, error
+        self._has_failed, self.error = True, error
         self._wake()
 
     def _pause_reading(self) -> None:

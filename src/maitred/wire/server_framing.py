@@ -18,15 +18,13 @@ whatever is sent. Compiled (`tools/compile.py`).
 
 from __future__ import annotations
 
-import re
-from functools import lru_cache
 from http import HTTPStatus
 from typing import Any, Final
 
 import httptools
 
-from maitred.wire.framing import SLICE_BYTES, MessageFraming
-from maitred.wire.known_heads import KnownHeads, find_head
+from maitred.wire.framing import CR, JOIN_FIELD, LF, SLICE_BYTES, MessageFraming
+from maitred.wire.known_heads import KnownHead, KnownHeads, find_head
 from maitred.wire.messages import (
     END,
     Event,
@@ -39,12 +37,12 @@ from maitred.wire.messages import (
     State,
     split_target,
 )
+from maitred.wire.request_rules import check_codings, check_hosts, check_version, origin_form
 
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}".encode() for status in HTTPStatus}
 _FRAMING_HEADERS: Final = frozenset((b"host", b"content-length", b"transfer-encoding", b"expect", b"upgrade"))
 _AFTER_REQUEST: Final = frozenset((State.DONE, State.MUST_CLOSE, State.CLOSED, State.ERROR))
-_HOST: Final = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]*)?")
 
 _DONE: Final = State.DONE
 _IDLE: Final = State.IDLE
@@ -56,23 +54,29 @@ _REQUEST: Final = MessageKind.REQUEST
 _RESPONSE: Final = MessageKind.RESPONSE
 
 
-@lru_cache(1024)
-def _is_host(value: bytes) -> bool:
-    return _HOST.fullmatch(value) is not None
-
-
 class ServerFraming(MessageFraming):
     """The framing of one connection from a client."""
 
     __slots__ = (
         *("_codings", "_expects_continue", "_hosts", "_is_at_start", "_is_head_request", "_is_http_11", "_is_restarting"),
-        *("_known_heads", "_skips_parser", "_slice", "_target", "_upgrade_was_offered", "drops_further", "is_in_head"),
+        *(
+            "_known_heads",
+            "_last_head",
+            "_skips_parser",
+            "_slice",
+            "_target",
+            "_upgrade_was_offered",
+            "drops_further",
+            "is_in_head",
+        ),
     )
 
     def __init__(self, max_head: int, known_heads: KnownHeads[RequestHead] | None = None) -> None:
         """`known_heads` are those of all connections of a server."""
         super().__init__(max_head)
         self._known_heads = known_heads or KnownHeads[RequestHead]()
+        self._last_head: KnownHead[RequestHead] | None = None
+        """The one that has come last of those that are kept."""
         self.is_in_head = False
         """Whether the first bytes of a head have been parsed, and not the last."""
         self.drops_further = False
@@ -105,30 +109,39 @@ class ServerFraming(MessageFraming):
 
     def receive_data(self, data: bytes) -> list[Event]:
         """Return the events in what a read has brought, as far as the exchange before it has ended."""
+        if self.peer is _IDLE and not self.is_in_head:
+            return self._receive_head(data)
         if self.peer in _AFTER_REQUEST:
             # Bytes, and not requests: of a pipeline nobody knows yet whether this connection will answer it.
             if self.peer is _DONE and self._may_parse:
                 self._pending.append(data)
                 self.pending_bytes += len(data)
             return []
-        seen = find_head(data) if self.peer is _IDLE and not self.is_in_head else None
+        self._feed(data)
+        return self._take_events()
+
+    def _receive_head(self, data: bytes) -> list[Event]:
+        """Return the events in a read with which a request begins."""
+        if self._last_head is not None:
+            again = self._last_head.find_again(data)
+            if again is not None:
+                return self._take_known(self._last_head.head, again[0], data[again[1] :])
+        seen = find_head(data)
         if seen is None:
             self._feed(data)
             return self._take_events()
         key, length, end = seen
         known = self._known_heads.get(key)
         if known is not None:
-            return self._take_known(known, length, data[end:])
+            self._last_head = known
+            return self._take_known(known.head, length, data[end:])
         self._feed(data)
         events = self._take_events()
-        if events and (length is not None or events[-1] is END):
-            self._keep_head(key, events[0], length)
-        return events
-
-    def _keep_head(self, key: bytes, head: Event, length: int | None) -> None:
+        head = events[0] if events and (length is not None or events[-1] is END) else None
         if type(head) is RequestHead and head.length == length:
             head.memo = HeadMemo()
-            self._known_heads.keep(key, head)
+            self._known_heads.keep(key, data[:end], head)
+        return events
 
     def _take_known(self, known: RequestHead, declared: int | None, body: bytes) -> list[Event]:
         """Return the events of a request with a head that was parsed before. The parser sees nothing of it."""
@@ -269,7 +282,7 @@ class ServerFraming(MessageFraming):
     def on_headers_complete(self) -> None:
         parser = self._parser
         version, method = parser.get_http_version(), parser.get_method()
-        is_http_11 = _check_version(version)
+        is_http_11 = check_version(version)
         # The parser takes RTSP/1.0 and ICE/1.0 as well, and does not say which it was.
         line = b"%b %b HTTP/%b\r\n" % (method, self._target, version.encode())
         if not (self._slice.lstrip(b"\r\n").startswith(line) if self._is_at_start else line in self._slice):
@@ -280,14 +293,14 @@ class ServerFraming(MessageFraming):
         if self._upgrade_was_offered and parser.should_upgrade():
             self._is_restarting = True
             return
-        _check_hosts(self._hosts, is_http_11)
+        check_hosts(self._hosts, is_http_11)
         if self._codings:
-            _check_codings(self._codings, is_http_11)
+            check_codings(self._codings, is_http_11)
             self._is_chunked = True
         self._in_body, self._head_bytes, self.is_in_head = True, 0, False
         target = self._target
         if not target.startswith(b"/") or b"#" in target:
-            target = _origin_form(target, method)
+            target = origin_form(target, method)
         expects_continue = self._expects_continue and is_http_11
         keep_alive = is_http_11 and parser.should_keep_alive()
         name = method.decode("ascii")
@@ -332,9 +345,11 @@ class ServerFraming(MessageFraming):
             self.own = _SEND_BODY
         else:
             self._move_own(_RESPONSE)
-        lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d " % status, *map(b": ".join, headers)]
-        declared = dict(headers).get(b"content-length")
-        length = None if declared is None else int(declared)
+        lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d " % status, *map(JOIN_FIELD, headers)]
+        length = None
+        for name, value in headers:
+            if name == b"content-length":
+                length = int(value)
         self._bytes_left_out, self._is_chunked_out = length, False
         self._has_body_out = not (self._is_head_request or status in _BODILESS)
         if self._has_body_out and length is None:
@@ -345,56 +360,15 @@ class ServerFraming(MessageFraming):
                 self.keep_alive = False  # HTTP/1.0 knows no chunks: the end of the connection is that of the body
         if not self.keep_alive:
             lines.append(b"connection: close")
-        head, line_ends = b"\r\n".join(lines), len(lines) - 1
+        text = b"".join(lines)
         # A line end in a value would add headers, or a whole response, to what this connection sends.
-        if head.count(b"\n") != line_ends or head.count(b"\r") != line_ends:
+        if LF in text or CR in text:  # A byte as a number is found at once, and `count` looks at each.
             raise FramingMisuse("a header with a line end in it")
-        return head + b"\r\n\r\n"
+        lines.append(b"\r\n")
+        return b"\r\n".join(lines)
 
 
 _BODILESS: Final = (204, 304)
 _MAX_HOSTS: Final = 8
 _MAX_CODINGS: Final = 8
 """Headers that are kept to say what is wrong with them: a head may have thousands, and each would be copied with the next."""
-
-
-def _check_version(version: str) -> bool:
-    """Return whether it is HTTP/1.1 and not 1.0. Raises FramingError for any other."""
-    if version == "1.1":
-        return True
-    if version == "1.0":
-        return False
-    if version == "0.9":
-        raise FramingError("the request line has no version, or 0.9")
-    raise FramingError(f"HTTP/{version} is not spoken here, but HTTP/1.1", 505)
-
-
-def _check_hosts(hosts: tuple[bytes, ...], is_http_11: bool) -> None:
-    """Raise FramingError unless there is one Host, which with HTTP/1.0 may be missing."""
-    if len(hosts) == 1:
-        if not _is_host(hosts[0]):
-            raise FramingError("the Host header names no host")
-    elif hosts or is_http_11:
-        raise FramingError(f"a request must have one Host header, and this one has {len(hosts)}")
-
-
-def _check_codings(codings: tuple[bytes, ...], is_http_11: bool) -> None:
-    """Raise FramingError unless the body is in chunks and nothing else."""
-    if not is_http_11:
-        raise FramingError("HTTP/1.0 has no transfer codings")
-    if codings != (b"chunked",):
-        raise FramingError("the only transfer coding that is understood here is chunked", 501)
-
-
-def _origin_form(target: bytes, method: bytes) -> bytes:
-    """Return the path and query of a target that is a URL, or the `*` of OPTIONS. Raises FramingError."""
-    if target == b"*" and method == b"OPTIONS":
-        return target
-    try:
-        url: Any = httptools.parse_url(target)  # Its types say bytes where it has None.
-    except httptools.HttpParserInvalidURLError as error:
-        raise FramingError(f"the target of the request is no path: {error}") from error
-    if b"#" in target or (url.schema or b"").lower() not in (b"http", b"https"):
-        raise FramingError("the target of the request is neither a path nor a URL without a fragment")
-    path = url.path or b"/"
-    return path + b"?" + url.query if url.query else path

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from maitred.wire.client_framing import ClientFraming
 from maitred.wire.known_heads import MAX_HEADS, KnownHeads
-from maitred.wire.messages import END, Event, RequestHead, ResponseHead
+from maitred.wire.messages import END, Event, FramingError, RequestHead, ResponseHead
 from maitred.wire.server_framing import ServerFraming
 
 MAX_HEAD = 65_536
@@ -204,3 +205,75 @@ def test_a_kept_head_means_for_another_body_what_the_parser_says(status: bytes) 
     parsed, _ = ask(KnownHeads(), answer(b"HTTP/1.1 " + status, b"bcd"))
     assert known._heads
     assert [getattr(event, "status", event) for event in kept] == [getattr(event, "status", event) for event in parsed]
+
+
+def plain(events: list[Event]) -> list[object]:
+    """Return events as they can be compared, whatever is kept beside them."""
+    shown: list[object] = []
+    for event in events:
+        if isinstance(event, RequestHead | ResponseHead):
+            shown.append(msgspec.structs.replace(event, memo=None, keep_alive=True))
+        else:
+            shown.append((str(event), event.status) if isinstance(event, FramingError) else event)
+    return shown
+
+
+def end_exchange(framing: ServerFraming) -> None:
+    framing.start_response(200, [(b"content-length", b"0")])
+    framing.send_data(b"", False)
+    assert framing.next_exchange() == []
+
+
+FURTHER = {
+    **OTHERS,
+    "the same": post(3),
+    "another length": post(12_345),
+    "no body": post(0),
+    "nine digits": post(123_456_789, body=b""),
+    "ten digits": post(1_234_567_890, body=b""),
+    "no digits": post(3).replace(b"Length: 3", b"Length: "),
+    "no number": post(3).replace(b"Length: 3", b"Length: 3x"),
+    "a sign": post(3).replace(b"Length: 3", b"Length: +3"),
+    "a part of the head": post(3)[:-10],
+    "a part of the body": post(3)[:-1],
+    "digits before it": b"12" + post(3),
+    "a line end before it": b"\r\n" + post(3),
+    "a probe": b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+    "a probe with digits behind it": b"GET / HTTP/1.1\r\nHost: a\r\n\r\n12\r\n",
+}
+
+
+@pytest.mark.parametrize("before", ["the same", "a probe"])
+@pytest.mark.parametrize("what", FURTHER)
+def test_after_a_known_head_a_connection_reads_what_a_new_one_does(what: str, before: str) -> None:
+    framing = ServerFraming(MAX_HEAD)
+    for _ in range(3):  # It is kept, found, and found as the last one.
+        assert framing.receive_data(FURTHER[before])[-1] is END
+        end_exchange(framing)
+    assert plain(framing.receive_data(FURTHER[what])) == plain(ServerFraming(MAX_HEAD).receive_data(FURTHER[what]))
+
+
+ANSWERS = {
+    "the same": answer(OK, b"{}"),
+    "another length": answer(OK, b"x" * 12_345),
+    "no body": answer(OK),
+    "another status": answer(b"HTTP/1.1 201 Created", b"{}"),
+    "another version": answer(b"HTTP/1.0 200 OK", b"{}"),
+    "a part of the body": answer(OK, b"{}")[:-1],
+    "bytes behind it": answer(OK, b"{}") + b"x",
+    "no digits": answer(OK, b"{}").replace(b"length: 2", b"length: "),
+}
+
+
+@pytest.mark.parametrize("method", ["POST", "HEAD"])
+@pytest.mark.parametrize("what", ANSWERS)
+def test_after_a_known_answer_a_connection_reads_what_a_new_one_does(what: str, method: str) -> None:
+    _, framing = ask(KnownHeads(), answer(OK, b"{}"))
+    for _ in range(2):
+        framing.next_exchange()
+        framing.send_request("POST", "/", "a", [], 0)
+        assert framing.receive_data(answer(OK, b"{}"))[-1] is END
+    framing.next_exchange()
+    framing.send_request(method, "/", "a", [], 0)
+    fresh, _ = ask(KnownHeads(), ANSWERS[what], method=method)
+    assert plain(framing.receive_data(ANSWERS[what])) == plain(fresh)
