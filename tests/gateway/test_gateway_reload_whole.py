@@ -55,9 +55,9 @@ async def served_certificates(urls: Sequence[str]) -> list[str]:
 def in_force(gateway: Gateway) -> tuple[object, ...]:
     """Return what a reload may change, as each part has it."""
     assert gateway.programs is not None
-    rules, waits = gateway._intake._rules, gateway.programs.core.config.max_wait_secs
+    rules, waits = gateway._intake.rules, gateway.programs.core.config.max_wait_secs
     settings, mode = gateway.settings(), gateway.core.config.mode
-    return settings, mode, waits, rules.config, gateway._budget.limit, gateway._intake.cross_origins
+    return settings, mode, waits, rules.config, gateway._budget.limit, gateway._intake.rules.cross_origins
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command to make a certificate")
@@ -109,11 +109,11 @@ def test_a_policy_that_cannot_be_made_changes_nothing() -> None:
 
     async def scenario() -> None:
         async with world(reload=files.read, programs={}) as w:
-            before, rules = w.gateway.settings(), w.gateway._intake._rules
+            before, rules = w.gateway.settings(), w.gateway._intake.rules
             status, answer = await reload(w)
             assert status == 400
             assert "there is no such model" in answer["error"]["message"]
-            assert (w.gateway.settings(), w.gateway._intake._rules) == (before, rules)
+            assert (w.gateway.settings(), w.gateway._intake.rules) == (before, rules)
             assert w.gateway.programs is not None
             assert w.gateway.programs.core.config.max_wait_secs == before.programs.max_wait_secs
 

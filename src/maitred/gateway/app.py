@@ -309,7 +309,7 @@ class Gateway(App):
 
     def __call__(self, exchange: Exchange) -> Coroutine[Any, Any, None]:
         """Answer one request."""
-        cross_origins = self._intake.cross_origins
+        cross_origins = self._intake.rules.cross_origins
         if cross_origins is not None and cross_origins.answer_preflight(exchange):
             return asyncio.sleep(0)
         route = ROUTES.get(exchange.path)

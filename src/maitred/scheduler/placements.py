@@ -115,7 +115,8 @@ class RoutedPlacement(Placement):
             backends = [backend for backend in backends if backend.index in request.instances]
         if not backends:
             return None
-        choice = self._router.choose(request, fleet.with_free_slots(backends), now)
+        shown = fleet.with_free_slots(backends) if fleet.prefers_free_slots else backends
+        choice = self._router.choose(request, shown, now)
         scheduled.chosen_because = choice.reason
         backend = fleet.seats[choice.instance]
         if scheduled.asks_each:

@@ -44,7 +44,7 @@ from maitred.core.units import Micros
 _AWAIT, _PREEMPT, _QUEUE, _RELEASE = TicketEvent.AWAIT, TicketEvent.PREEMPT_SLOT, TicketEvent.QUEUE, TicketEvent.RELEASE
 _AWAITING, _QUEUED, _VICTIM = TicketState.AWAITING, TicketState.QUEUED, TicketState.VICTIM
 _PREEMPTION, _QUEUING = Action.PREEMPT_SLOT, Action.QUEUE
-_HIGHER_CLASS, _SLOT_FREE = Reason.HIGHER_CLASS, Reason.SLOT_FREE
+_HIGHER_CLASS, _SLOT_FREE, _TENANT_LIMIT = Reason.HIGHER_CLASS, Reason.SLOT_FREE, Reason.TENANT_LIMIT
 _VICTIM_GONE, _VICTIM_LEAVING = Reason.VICTIM_GONE, Reason.VICTIM_LEAVING
 
 
@@ -76,7 +76,7 @@ class ClassPool(SlotPool):
             self.reserve.review(now)
         units = self.priority.set_slot_units(ticket)
         blocked_by = self.priority.blocking_reason(ticket, now)
-        if self.reserve is not None and blocked_by is not Reason.TENANT_LIMIT:
+        if self.reserve is not None and blocked_by is not _TENANT_LIMIT:
             self.reserve.on_arrival(lane, units, now)
         if blocked_by is None and self._bucket is not None and not self._bucket.has_token(now):
             blocked_by = Reason.BUCKET_EMPTY  # Taken in `_admit`, because a request that queues pays when it enters.
@@ -114,7 +114,8 @@ class ClassPool(SlotPool):
                 if preemptor is None:
                     self._leaving.update(ticket)
                 self.lead.on_victim_left(ticket)
-            self.lead.on_freed(ticket.slot_units)
+            if self.lead.watched:
+                self.lead.on_freed(ticket.slot_units)
             if preemptor is not None:
                 # Before `dispatch`, which would give the slot to a more urgent request that has begun to wait meanwhile.
                 unlink_peers(ticket)

@@ -1,8 +1,8 @@
 """An attempt: a request at one backend, from its sending until the backend has no more to do with it.
 
-It is entered and left once (`with`), and then nothing of it is left: the fleet does not count the request any more, the
-response is closed, the router knows of its end. A failure of the backend is counted on the way out. So is an abandonment, which
-leaves as the failure that it is (BackendAbandoned). Compiled (`tools/compile.py`).
+It is made and left once, and then nothing of it is left: the fleet does not count the request any more, the response is closed,
+the router knows of its end. An error on the way out passes through `fail`, which counts a failure of the backend, and an
+abandonment as one: that leaves as the failure that it is (BackendAbandoned). Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from maitred.wire.response import UpstreamResponse
 
 class Attempt(UpstreamRequest):
     """One of a request. `response` is set when it has come."""
+
+    _has_told_trace = False
 
     def __init__(
         self,
@@ -50,8 +52,9 @@ class Attempt(UpstreamRequest):
         assert response is not None
         return HeldAnswer(self, forwarder, response, self._of_request.clock.wall())
 
-    def _count(self, error: BaseException) -> None:
-        """Count a failure of the backend. Raises BackendAbandoned for the cancellation that is one."""
+    def fail(self, error: BaseException) -> None:
+        """Count a failure of the backend. Raises BackendAbandoned for the cancellation that is one. `leave` is next."""
+        self._tell_trace(error)
         if isinstance(error, asyncio.CancelledError):
             if self.catch():
                 raise self._outcomes.on_abandoned(self) from None
@@ -60,18 +63,26 @@ class Attempt(UpstreamRequest):
             self._outcomes.on_failure(self, error)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Leave the backend, however the attempt has ended."""
-        record = self._of_request
         try:
             if error is not None:
-                self._count(error)
+                self.fail(error)
         finally:
-            if record.trace is not None:
-                status = None if self.response is None else self.response.status
-                record.trace.on_attempt_end(record.clock.now(), status, error)
-            if self.response is not None:  # If it is not complete, this closes the connection: the engine stops working on it.
-                self.response.close()
-            ended_at = record.ended_at or record.clock.now()
-            self._fleet.remove_request(self, ended_at)
-            if self._router is not None:
-                self._router.on_request_end(self.request, self.backend.index, ended_at)
+            self.leave()
+
+    def leave(self) -> None:
+        """Leave the backend, however the attempt has ended."""
+        record = self._of_request
+        if record.trace is not None and not self._has_told_trace:
+            self._tell_trace(None)
+        if self.response is not None:  # If it is not complete, this closes the connection: the engine stops working on it.
+            self.response.close()
+        ended_at = record.ended_at or record.clock.now()
+        self._fleet.remove_request(self, ended_at)
+        if self._router is not None:
+            self._router.on_request_end(self.request, self.backend.index, ended_at)
+
+    def _tell_trace(self, error: BaseException | None) -> None:
+        record = self._of_request
+        if record.trace is not None:
+            self._has_told_trace = True
+            record.trace.on_attempt_end(record.clock.now(), None if self.response is None else self.response.status, error)

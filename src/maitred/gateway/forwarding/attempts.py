@@ -146,14 +146,18 @@ class Attempts:
         """Send the request to one backend at `now`, and its response to the client. Raises UpstreamError while nothing has been
         sent, and ApiError if the request loses its slot before its first byte."""
         record, router = proxied.record, self._router if proxied.memory_lease is None else None
-        with Attempt(self._fleet, self._outcomes, router, place[0], proxied, now) as sent:
+        # Not `with`, which would make two calls of methods that are looked up, for each request.
+        sent = Attempt(self._fleet, self._outcomes, router, place[0], proxied, now)
+        try:
             if proxied.failed is not None:
                 self._counters.retries += 1
                 sent.may_be_abandoned = proxied.failed.num_abandoned < self._config.max_attempts
             sent.response = response = await self._request(place, proxied)
             if response.status == _NOT_FOUND and proxied.may_be_elsewhere:
                 raise NotFoundThere(f"{place[0].url} answers 404")
-            forwarder = self._forwarder(response, proxied, writer)
+            forwarder = ResponseForwarder(proxied, response, writer, record)
+            if proxied.memory_lease is not None or (self._reads_usage and proxied.route.generates):
+                forwarder.reader = self._reader(response, proxied, is_stream=forwarder.is_stream)
             if not forwarder.take_arrived():
                 await forwarder.wait_for_data()
             if proxied.hides_usage and (response.status in _REFUSALS or forwarder.first_error is not None):
@@ -170,11 +174,15 @@ class Attempts:
                 end = self._outcomes.on_complete(sent, record, record.last_data_at)
             else:
                 end = await self._await_rest(rest, sent, record)
+            sent.is_complete = end is not _FAILED and response.status == _OK
             if end is _FAILED:
                 sent.has_failed = True
-            else:
-                sent.is_complete = response.status == _OK
             return end
+        except BaseException as error:
+            sent.fail(error)
+            raise
+        finally:
+            sent.leave()
 
     async def _await_rest(self, rest: Awaitable[None], sent: UpstreamRequest, record: RequestRecord) -> ReleaseReason:
         """Return how the request has ended when the rest of its response has been sent: FAILED if that broke off."""
@@ -206,17 +214,12 @@ class Attempts:
         # By position: keywords behind so many arguments would be a dictionary for each request.
         return self._client.request(backend.origin, proxied.method, proxied.path, headers, proxied.body, block, may_send)
 
-    def _forwarder(self, response: UpstreamResponse, proxied: ProxyRequest, writer: ResponseWriter) -> ResponseForwarder:
-        """Return the forwarder of a response; where the usage of an answer is of interest, it is read on the way, and the
-        programs are told how far the answer to a step has come."""
-        forwarder = ResponseForwarder(proxied, response, writer, proxied.record)
+    def _reader(self, response: UpstreamResponse, proxied: ProxyRequest, *, is_stream: bool) -> AnswerReader:
+        """Return what reads the usage of an answer where that is of interest, and tells the programs how far the answer to a
+        step has come."""
         lease, programs = proxied.memory_lease, self._programs
-        if lease is not None or (proxied.route.generates and self._reads_usage):
-            on_progress = None if lease is None or programs is None else partial(programs.add_progress, lease)
-            forwarder.reader = AnswerReader(
-                response.headers, is_stream=forwarder.is_stream, hides_usage=proxied.hides_usage, on_progress=on_progress
-            )
-        return forwarder
+        on_progress = None if lease is None or programs is None else partial(programs.add_progress, lease)
+        return AnswerReader(response.headers, is_stream=is_stream, hides_usage=proxied.hides_usage, on_progress=on_progress)
 
     def _withdraw_usage(self, sent: UpstreamRequest, proxied: ProxyRequest) -> UsageRefused:
         """Take back what the gateway has asked for and the backend rejects, and return the failure that this is."""

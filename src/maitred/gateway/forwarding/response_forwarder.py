@@ -130,9 +130,10 @@ class ResponseForwarder:
     def take_arrived(self) -> bool:
         """Take what has come of an answer that is no stream. Return whether that is something; else `wait_for_data` is next."""
         if not self._is_stream and self.reader is None:
-            self._withheld = self._response.take_arrived()
-            if self._withheld:
-                self._note_first_data()
+            self._withheld = arrived = self._response.take_arrived()
+            if arrived:
+                self._has_data = True
+                self._record.on_first_data(arrived)
         return self._has_data
 
     async def wait_for_data(self) -> None:
@@ -141,13 +142,13 @@ class ResponseForwarder:
             await self._read_until_data()
             return
         self._withheld = await self._read_piece()
-        while not (self._withheld or self._response.is_complete):  # the head of a gzip, perhaps
+        while not (self._withheld or self._response.is_complete()):  # the head of a gzip, perhaps
             self._withheld = await self._read_piece()
         self._note_first_data()
 
     async def wait_for_words(self) -> None:
         """Return when an error of the backend has come whole, or as much of it as is withheld. Raises UpstreamError."""
-        while not (self._is_stream or self._response.is_complete or len(self._withheld) >= MAX_WITHHELD_BYTES):
+        while not (self._is_stream or self._response.is_complete() or len(self._withheld) >= MAX_WITHHELD_BYTES):
             piece = await self._read_piece()
             self._withheld += piece
             self._record.on_body_piece(piece)
@@ -156,13 +157,13 @@ class ResponseForwarder:
     def forward(self) -> Awaitable[None] | None:
         """Send the whole response. Return what must be awaited for the rest of it, or None if all was sent. Awaiting raises
         UpstreamError if it breaks off."""
-        more, status, record = not self._response.is_complete, self._response.status, self._record
+        more, status, record = not self._response.is_complete(), self._response.status, self._record
         record.status = status
         if self._proxied.memory_lease is not None:
             self._proxied.memory_lease.first_data_at = record.first_data_at
         record.on_first_data_sent()
         part = self._client_part()
-        if status == _OK and self._is_opaque(part):
+        if part.is_encoded and status == _OK and self._is_opaque(part):
             record.is_unreadable = not record.route.asks_each  # What is stored is not asked to be plain.
         busy = self._writer.start_response(status, self._client_headers(part), self._withheld, more)
         if self.reader is not None and not more:
@@ -203,7 +204,7 @@ class ResponseForwarder:
             return
         tail = self._sent_before + self._last_sent
         is_open = (
-            self._is_stream and not self._response.is_complete and is_open_ended(self._client_headers(self._client_part()))
+            self._is_stream and not self._response.is_complete() and is_open_ended(self._client_headers(self._client_part()))
         )
         if is_open and tail.endswith(sse.EVENT_ENDS):
             dialect = dialect_of(proxied.route.path)
@@ -213,7 +214,7 @@ class ResponseForwarder:
     async def _read_until_data(self) -> None:
         """Read the body up to its first data; or all of it, if it has none."""
         response = self._response
-        while not (response.is_complete or self._may_begin() or len(self._withheld) >= MAX_WITHHELD_BYTES):
+        while not (response.is_complete() or self._may_begin() or len(self._withheld) >= MAX_WITHHELD_BYTES):
             self._withheld += await self._read_piece()
         self._note_first_data()
 
@@ -231,7 +232,7 @@ class ResponseForwarder:
     async def _read_piece(self) -> bytes:
         """Return the next piece of the body as the client will get it. Raises UpstreamError."""
         piece = await self._response.read_piece()
-        reader, more = self.reader, not self._response.is_complete
+        reader, more = self.reader, not self._response.is_complete()
         return piece if reader is None else reader.take(reader.decode(piece, more=more), more=more)
 
     def _client_headers(self, part: _ClientPart) -> Headers:

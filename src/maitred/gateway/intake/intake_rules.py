@@ -39,6 +39,7 @@ class IntakeRules:
         hidden from it. `reads_objectives`: the objective of a request says its class, and goes no further."""
         self.config = config
         self.cross_origins = CrossOrigins(config.cors_origins) if config.cors_origins else None
+        """The origins whose pages may use the gateway; None: no page of another origin."""
         sessions = SessionReader(programs.session_headers)
         self.programs = None if programs.mode == "off" else ProgramReader(sessions, asks_for_usage=reads_answers)
         self.hints = RoutingHintReader(signals, sessions) if signals & (Signals.SESSION | Signals.PROMPT) else None

@@ -26,7 +26,6 @@ from maitred.core.request import PriorityClass, Request
 from maitred.core.units import Micros
 from maitred.gateway import error_responses
 from maitred.gateway.access.auth import Caller, FurtherKeys, resolve_tenant
-from maitred.gateway.access.cors import CrossOrigins
 from maitred.gateway.access.inbound_head import InboundHead
 from maitred.gateway.access.page_access import PageAccess, Viewer
 from maitred.gateway.bodies.body_budget import BodyBudget, BodyLease
@@ -97,17 +96,13 @@ class RequestIntake:
         self.usual_outputs = UsualOutputs()
         self._ids = ids
         self._refusals = IntakeRefusals(core, counters, observer, ids)
-        self._rules = self.rules_of(config, programs)
+        self.rules = self.rules_of(config, programs)
+        """Those in force."""
 
     @property
     def access(self) -> PageAccess:
         """Who sees which page, as it is in force."""
-        return self._rules.access
-
-    @property
-    def cross_origins(self) -> CrossOrigins | None:
-        """The origins whose pages may use the gateway, as they are in force; None: no page of another origin."""
-        return self._rules.cross_origins
+        return self.rules.access
 
     def rules_of(self, config: GatewayConfig, programs: ProgramsConfig) -> IntakeRules:
         """Return the rules that follow from a configuration, for `use`."""
@@ -121,7 +116,7 @@ class RequestIntake:
 
     def use(self, rules: IntakeRules) -> None:
         """Go by `rules` for the requests that arrive from now on. Cannot fail."""
-        self._rules = rules
+        self.rules = rules
         self._budget.limit = rules.config.max_parked_body_bytes
 
     async def take_in(self, exchange: Exchange, operator: Viewer | None = None) -> ProxyRequest | None:
@@ -130,7 +125,7 @@ class RequestIntake:
 
         Call `release` on its `body_lease` when the request has ended.
         """
-        began_at, rules, fields = self._clock.now(), self._rules, NO_FIELDS
+        began_at, rules, fields = self._clock.now(), self.rules, NO_FIELDS
         lease: BodyLease | None = None
         proxied: ProxyRequest | None = None
         tenant: str | None = None

@@ -219,7 +219,9 @@ class RealTimeAdmission:
             lease = self._leases.get(decision.subject)
             if lease is not None:
                 lease.apply_decision(decision)
-        self._timer.set_to(self.core.next_deadline())
+        deadline = self.core.next_deadline()
+        if deadline is not None:
+            self._timer.set_to(deadline)
 
     def _on_due(self) -> None:
         self._apply_decisions(self.core.advance(self.clock.now()))
