@@ -44,7 +44,7 @@ def jobs_of(seed: int, count: int = 60) -> list[Job]:
             prompt_tokens=mixed % 90,
             max_output_tokens=None if mixed % 4 else 1 + mixed % 400,
             deadline=None if mixed % 11 else arrival + 40 * (mixed % 50),
-            tenant="ab"[mixed % 2],
+            tenant=("", "", "a", "b")[mixed % 4],
             priority=float(mixed % 3),
         )
         found.append(Job(request, 1 + mixed % 45))

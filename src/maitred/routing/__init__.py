@@ -23,6 +23,7 @@ from maitred.routing.block_sizes import asked_block_sizes
 from maitred.routing.config import RoutingConfig
 from maitred.routing.core import open_router
 from maitred.routing.free_slots import with_free_slots
+from maitred.routing.policies import in_flight_order
 from maitred.routing.scorers import SCORERS, BaseScorer, Scorer, ViewScorer
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "ViewScorer",
     "asked_block_sizes",
     "check_policy",
+    "in_flight_order",
     "open_router",
     "signals_read",
     "with_free_slots",

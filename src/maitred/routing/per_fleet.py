@@ -113,12 +113,16 @@ class InFlightRouter:
             return last[1].least_loaded()
         if len(fleet) == 1:
             return Choice(fleet[0].index, "least_loaded")
+        return self.order_of(fleet).least_loaded()
+
+    def order_of(self, fleet: FleetView) -> InFlightOrder:
+        """The order by which this router chooses among `fleet`. Raises ValueError if it is empty."""
         order: InFlightOrder = self._orders.get(fleet)
-        return order.least_loaded()
+        return order
 
     def fewest(self, fleet: FleetView) -> int:
         """Return the fewest requests in flight of the instances of `fleet`. Raises ValueError if it is empty."""
-        order: InFlightOrder = self._orders.get(fleet)
+        order = self.order_of(fleet)
         order.least_loaded()
         return order.fewest
 

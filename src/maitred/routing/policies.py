@@ -21,7 +21,7 @@ from functools import reduce
 from operator import or_
 from random import Random
 
-from maitred.core.contracts import Choice, FleetView, InstanceView
+from maitred.core.contracts import Choice, FleetView, InstanceView, Router
 from maitred.core.errors import InvariantError
 from maitred.core.request import Request
 from maitred.core.units import Micros
@@ -37,7 +37,7 @@ from maitred.routing.base import (
     signals_read,
 )
 from maitred.routing.load_bound import ABS_THRESHOLD, REL_THRESHOLD, LoadBound
-from maitred.routing.per_fleet import InFlightRouter
+from maitred.routing.per_fleet import InFlightOrder, InFlightRouter
 from maitred.routing.scorer_weights import DEFAULT_WEIGHTS, ScorerWeights
 from maitred.routing.scorers import SCORERS
 
@@ -93,16 +93,23 @@ class LeastLoaded(RandomTieBreaker):
 
     def __init__(self, rng: Random, load: LoadMeasure = LoadMeasure.IN_FLIGHT) -> None:
         super().__init__(rng)
-        self._is_effective = load is LoadMeasure.EFFECTIVE
-        self.signals = Signals.LOAD if self._is_effective else Signals.NOTHING
-        if not self._is_effective:
-            router = InFlightRouter()
-            self.choose = router.choose  # type: ignore[method-assign]  # without a call between, for it is asked very often
-            self.on_request_end = router.on_request_end  # type: ignore[method-assign]
-            self.check = router.check  # type: ignore[method-assign]
+        self.signals = Signals.LOAD if load is LoadMeasure.EFFECTIVE else Signals.NOTHING
+        self.in_flight = None if load is LoadMeasure.EFFECTIVE else InFlightRouter()
+        if self.in_flight is not None:
+            # Without a call between, for it is asked very often.
+            self.choose = self.in_flight.choose  # type: ignore[method-assign]
+            self.on_request_end = self.in_flight.on_request_end  # type: ignore[method-assign]
+            self.check = self.in_flight.check  # type: ignore[method-assign]
 
     def choose(self, request: Request, fleet: FleetView, now: Micros) -> Choice:
         return Choice(self._break_tie(request, _least_effective(fleet)).index, "least_effective_load")
+
+
+def in_flight_order(router: Router, fleet: FleetView) -> InFlightOrder | None:
+    """The order by which `router` chooses among `fleet`, to be asked without a call in between; None unless it
+    goes by the requests in flight."""
+    in_flight = router.in_flight if type(router) is LeastLoaded else None
+    return None if in_flight is None else in_flight.order_of(fleet)
 
 
 def _least_effective(fleet: FleetView) -> Sequence[InstanceView]:

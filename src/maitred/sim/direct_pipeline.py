@@ -18,18 +18,17 @@ from typing import Final
 from maitred.core.contracts import Router
 from maitred.core.units import Micros
 from maitred.instance import EventKind
+from maitred.routing import in_flight_order
 from maitred.sim.event_queue import ArrivalFeed, EventQueue
 from maitred.sim.fleet import SimulatedFleet
 from maitred.sim.pipeline import Pipeline
 from maitred.sim.replica import NOT_DUE
 from maitred.sim.request_state import DelayLine, RequestStage, RequestState
-from maitred.sim.results import Outcome
 from maitred.sim.rows import ResultRows
 from maitred.sim.stages import Stages
 from maitred.workload import Job
 
 _FINISHED: Final = EventKind.FINISHED  # members of enums are slow to look up
-_COMPLETED: Final = Outcome.COMPLETED
 _IN_INSTANCE: Final = RequestStage.IN_INSTANCE
 
 
@@ -38,21 +37,38 @@ class DirectPipeline(Pipeline):
 
     is_direct: bool = True
 
+    def __init__(
+        self,
+        event_queue: EventQueue,
+        arrivals: ArrivalFeed,
+        router: Router,
+        fleet: SimulatedFleet,
+        rows: ResultRows,
+        delay_line: DelayLine,
+        stages: Stages,
+    ) -> None:
+        super().__init__(event_queue, arrivals, router, fleet, rows, delay_line, stages)
+        # The usual router, which only looks at the requests in flight, is asked without a call in between.
+        self._least_loaded = in_flight_order(router, self._views)
+
     def on_arrival(self, job: Job, now: Micros) -> None:
-        request, live = job.request, self.live
+        request, live, least_loaded = job.request, self.live, self._least_loaded
         request_id = request.id
         if request.deadline is not None or request_id in live or self._lengths.rejection_reason(request) is not None:
             super().on_arrival(job, now)
             return
-        state = live[request_id] = RequestState(job, self._rows.reserve())
-        replica = self._replicas[self._router.choose(request, self._views, now).instance]
+        state = live[request_id] = RequestState(job, request, self._rows.reserve())
+        choice = self._router.choose(request, self._views, now) if least_loaded is None else least_loaded.least_loaded()
+        replica = self._replicas[choice.instance]
         state.stage = _IN_INSTANCE
         state.replica = replica
         state.admitted_at = state.queued_at = now
         replica.in_flight += 1
         if not replica.instance.enqueue(request, job.output_tokens, now, job.conversation_prefix):
             self._fleet.schedule_now(replica, now)
-        self._dirty[replica] = None
+        if not replica.is_dirty:  # `SimulatedFleet.mark_dirty`
+            replica.is_dirty = True
+            self._fleet.dirty.append(replica)
 
     def on_instance_due(self, index: int, now: Micros) -> None:
         replica = self._replicas[index]
@@ -62,16 +78,27 @@ class DirectPipeline(Pipeline):
             event_queue.last_turn_at, event_queue.last_turn_index = now, index
         elif index > event_queue.last_turn_index:
             event_queue.last_turn_index = index
-        self._dirty[replica] = None
-        for event in replica.instance.advance(now):
+        if not replica.is_dirty:  # `SimulatedFleet.mark_dirty`
+            replica.is_dirty = True
+            self._fleet.dirty.append(replica)
+        events = replica.instance.advance(now)
+        if not events:
+            return
+        live, rows, least_loaded = self.live, self._rows, self._least_loaded
+        for event in events:
             if event.kind is not _FINISHED:
                 self._handle_events((event,), replica, now)
                 continue
             seq = event.seq
-            state = self.live.pop(seq.request_id)
+            request_id = seq.request_id
+            state = live[request_id]
+            del live[request_id]
             replica.in_flight -= 1
-            self._router.on_request_end(seq.request, index, now)
-            ended_at = self._rows.write(state, _COMPLETED, event.at, seq, replica)
+            if least_loaded is None:
+                self._router.on_request_end(seq.request, index, now)
+            else:
+                least_loaded.changed[index] = None  # `InFlightRouter.on_request_end`
+            ended_at = rows.write_completed(state, event.at, seq, replica)
             self.last_end = ended_at if ended_at > self.last_end else self.last_end
 
 

@@ -125,7 +125,7 @@ class Disaggregation:
         enqueue, tokens = replica.instance.enqueue, job.output_tokens
         if not enqueue(job.request, tokens, now, job.conversation_prefix, transferred=state.prefilled):
             self._fleet.schedule_now(replica, now)
-        self._fleet.dirty[replica] = None
+        self._fleet.mark_dirty(replica)
 
     def _transfer_time(self, request: Request) -> Micros:
         config = self._config

@@ -45,8 +45,7 @@ class SimulatedFleet:
         self.limits: list[int] = []
         """The limits that are scheduled, by the index of their events."""
         self._itl_logs = [ItlLog() for _ in range(count)] if log_itl else None
-        # A dict: the order of a set depends on addresses, and equal runs must resume instances in the same order.
-        self.dirty: dict[Replica, None] = {}
+        self.dirty: list[Replica] = []
         """Instances to which something happened at this instant, in that order; their next event must be found again."""
         logs: Sequence[ItlLog | None] = [None] * count if self._itl_logs is None else self._itl_logs
         self.replicas = [
@@ -84,7 +83,13 @@ class SimulatedFleet:
         """Put a limit in force that was scheduled."""
         for replica in self.replicas:
             replica.instance.set_limit(self.limits[index], now)
-            self.dirty[replica] = None
+            self.mark_dirty(replica)
+
+    def mark_dirty(self, replica: Replica) -> None:
+        """Note that something happened to an instance at this instant."""
+        if not replica.is_dirty:
+            replica.is_dirty = True
+            self.dirty.append(replica)
 
     def refresh_views(self, now: Micros) -> None:
         """Copy the state of the instances into `views`, if a refresh is due. Call this before a decision that uses them."""
@@ -116,7 +121,7 @@ class SimulatedFleet:
         if self._omits_first_tokens:
             instance.omit_first_tokens()
         replica.restart(instance)
-        self.dirty[replica] = None
+        self.mark_dirty(replica)
 
     def _start(self, config: InstanceConfig, name: str) -> Instance:
         """Return an instance that nothing is in, with a random stream of its own."""

@@ -80,7 +80,6 @@ class Pipeline:
         self._replicas, self._views = fleet.replicas, fleet.views
         self._lengths = fleet.replicas[0].instance.lengths
         """Those of the first instance hold for all: the model length of groups is that of the shortest."""
-        self._dirty = fleet.dirty
         self._starts_in_turn = fleet.starts_in_turn
         self._rows = rows
         self._delay_line = delay_line
@@ -111,7 +110,7 @@ class Pipeline:
         request = job.request
         if request.id in self.live:
             raise ConfigError(f"two requests of the workload have the id {request.id}", hint="ids must be unique")
-        state = self.live[request.id] = RequestState(job, self._rows.reserve())
+        state = self.live[request.id] = RequestState(job, request, self._rows.reserve())
         if self._checks_on_arrival:
             if request.deadline is not None and request.deadline <= now:
                 self.finish(state, Outcome.TIMED_OUT, now)
@@ -158,7 +157,7 @@ class Pipeline:
         replica = self._replicas[index]
         replica.next_due = NOT_DUE
         self._event_queue.note_turn(index, now)
-        self._dirty[replica] = None
+        self._fleet.mark_dirty(replica)
         # The common case calls the instance directly: a list of deferred events exists only after a withdrawal.
         events = replica.drain_events(now) if replica.deferred_events else replica.instance.advance(now)
         if events:
@@ -276,7 +275,7 @@ class Pipeline:
         if self._starts_in_turn:
             self._fleet.resume(replica)
         else:
-            self._dirty[replica] = None
+            self._fleet.mark_dirty(replica)
 
     def _on_instance_done(self, seq: SequenceState, kind: EventKind, at: Micros, replica: Replica, now: Micros) -> None:
         """Handle the end of a request in an instance: its KV moves on to its decode instance, or it ends altogether."""
@@ -327,7 +326,7 @@ class Pipeline:
                 self._fleet.schedule_now(replica, now)
             elif self._starts_in_turn:
                 self._fleet.resume(replica)
-            self._dirty[replica] = None
+            self._fleet.mark_dirty(replica)
         self._detach(state, now)
         state.prefilled = None
 

@@ -54,6 +54,7 @@ class Replica:
         "in_flight",
         "index",
         "instance",
+        "is_dirty",
         "next_due",
     )
 
@@ -74,6 +75,8 @@ class Replica:
         """Requests that were routed here and have not ended."""
         self.next_due: Micros = NOT_DUE
         """The instant of its valid entry in the event queue; entries at other instants are obsolete."""
+        self.is_dirty = False
+        """Whether something happened to the instance at this instant (`SimulatedFleet.mark_dirty`)."""
         self.deferred_events: list[InstanceEvent] = []
         """Events that came up before the turn of the instance."""
         self._earlier_lives = 0, 0, 0

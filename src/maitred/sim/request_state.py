@@ -14,6 +14,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Final
 
+from maitred.core.request import Request
 from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros
 from maitred.sim.event_queue import EventQueue, SimEventKind
@@ -55,9 +56,10 @@ class RequestState:
     attempts: int = 1
     """How many instances it has been sent to since it has its slot."""
 
-    def __init__(self, job: Job, row: int) -> None:
+    def __init__(self, job: Job, request: Request, row: int) -> None:
+        """`request` is that of `job`."""
         self.job = job
-        self.request = job.request
+        self.request = request
         self.row = row
 
     def with_prefill_counts(self, decoded: SequenceState | None) -> SequenceState | None:

@@ -1,7 +1,8 @@
 """Rows: the results of a run under way. A row is reserved when its request arrives, and written as a whole when it ends.
 
 Rows lie one after the other in blocks of memory and become columns at the end of the run. A row takes 114 bytes, however many
-tokens its request has.
+tokens its request has. A new row is all zeros, and most rows are *plain*: their request has waited for nothing before its
+instance, was not preempted, and names no tenant. The fields of such a row are the first ones, and no others are written.
 
 This module is compiled (`[tool.maitred]` in pyproject.toml).
 """
@@ -9,11 +10,10 @@ This module is compiled (`[tool.maitred]` in pyproject.toml).
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from maitred.core.contracts import Overheads
 from maitred.core.errors import ConfigError
@@ -24,31 +24,35 @@ from maitred.sim.replica import Replica
 from maitred.sim.request_state import RequestState
 from maitred.sim.results import NEVER, Ints, Outcome, Results
 
-_FIELDS = {
+_PLAIN_FIELDS = {
     "request_id": "q",
     "arrival": "q",
-    "admitted": "q",
-    "queued": "q",
     "scheduled": "q",
     "first_token": "q",
     "finished": "q",
     "prompt_tokens": "q",
     "output_tokens": "q",
     "cached_tokens": "q",
+    "instance": "i",
+    "priority_class": "b",
+}
+_FIELDS = _PLAIN_FIELDS | {
+    "outcome": "b",
+    "admitted": "q",  # in rows as the time since the arrival, which is 0 in plain ones; so is the next one
+    "queued": "q",
     "wasted_tokens": "q",
     "tenant": "i",
     "model": "i",
     "slo_class": "i",
-    "instance": "i",
     "preemptions": "i",
     "retries": "i",
-    "outcome": "b",
-    "priority_class": "b",
 }
+_PLAIN_ROW: Final = struct.Struct("=" + "".join(_PLAIN_FIELDS.values()))
 _ROW: Final = struct.Struct("=" + "".join(_FIELDS.values()))
 _SIZE: Final = _ROW.size
 _TYPE = np.dtype(list(_FIELDS.items()))
-_COMPLETED: Final = Outcome.COMPLETED  # a constant, because looking up a member of an enum is slow
+_COMPLETED: Final = Outcome.COMPLETED  # a constant, because looking up a member of an enum is slow, and a name of a module, too
+_NEVER: Final = NEVER
 _LARGEST: Final = (1 << 63) - 1
 _BLOCK: Final = 4096
 """Rows in a block of memory."""
@@ -96,7 +100,7 @@ class ResultRows:
         """Write the row of a request that ended at `at`, and return the instant at which its client knows that. `seq` is the
         final state of its sequence, or None if the request was in no instance."""
         request = state.request
-        queued, scheduled, first_token = state.queued_at, NEVER, NEVER
+        arrival, queued, scheduled, first_token = request.arrival, state.queued_at, _NEVER, _NEVER
         emitted = cached = wasted = preemptions = 0
         if seq is not None:
             emitted, cached = seq.num_output_tokens, seq.num_cached_tokens
@@ -117,23 +121,50 @@ class ResultRows:
                 self._blocks[row // _BLOCK],
                 row % _BLOCK * _SIZE,
                 request.id,
-                request.arrival,
-                state.admitted_at,
-                queued,
+                arrival,
                 scheduled,
                 first_token,
                 at,
                 request.prompt_tokens,
                 emitted,
                 cached,
+                _NEVER if replica is None else replica.index,
+                request.priority_class,
+                outcome,
+                state.admitted_at - arrival,
+                queued - arrival,
                 wasted,
                 self._tenants[request.tenant] if request.tenant else 0,
                 self._models[request.model] if request.model else 0,
                 self._slo_classes[request.slo_class] if request.slo_class else 0,
-                NEVER if replica is None else replica.index,
                 preemptions,
                 state.retries,
-                outcome,
+            )
+        except struct.error as error:
+            raise _unwritable_row(request, error) from error
+        return at
+
+    def write_completed(self, state: RequestState, at: Micros, seq: SequenceState, replica: Replica) -> Micros:
+        """Write the row of a request that was in its instance from its arrival to its completion at `at`, as `write` does."""
+        request, row, overhead = state.request, state.row, self._overhead_per_token
+        first_token, emitted = seq.first_token_at, seq.num_output_tokens
+        names = request.tenant or request.model or request.slo_class
+        if names or seq.num_preemptions or seq.recomputed_tokens or seq.stall_time or first_token is None:
+            return self.write(state, _COMPLETED, at, seq, replica)
+        at += overhead * emitted + self._overhead_at_end
+        try:
+            _PLAIN_ROW.pack_into(
+                self._blocks[row // _BLOCK],
+                row % _BLOCK * _SIZE,
+                seq.request_id,
+                state.queued_at,  # its arrival
+                seq.scheduled_at,
+                first_token + overhead,
+                at,
+                seq.prompt_tokens,
+                emitted,
+                seq.num_cached_tokens,
+                replica.index,
                 request.priority_class,
             )
         except struct.error as error:
@@ -142,16 +173,17 @@ class ResultRows:
 
     def totals_by_instance(self) -> Ints:
         """Return the number of requests, and of their prompt, cached and output tokens, by instance."""
-        rows = self._written()
-        routed, count = rows[rows["instance"] >= 0], self._num_instances
-        instance = routed["instance"]
-        tokens = [np.bincount(instance, routed[f"{kind}_tokens"], count) for kind in ("prompt", "cached", "output")]
-        return np.column_stack([np.bincount(instance, minlength=count), *tokens]).astype(np.int64)
+        columns, count = self._columns(["instance", "prompt_tokens", "cached_tokens", "output_tokens"]), self._num_instances
+        routed = columns["instance"] >= 0
+        instance, *tokens = (column[routed] for column in columns.values())
+        sums = [np.bincount(instance, column, count) for column in tokens]
+        return np.column_stack([np.bincount(instance, minlength=count), *sums]).astype(np.int64)
 
     def results(self, end: Micros) -> Results:
         """Return all rows as the results of a run that ended at `end`."""
-        rows = self._written()
-        columns: dict[str, Any] = {name: np.ascontiguousarray(rows[name]) for name in _FIELDS}
+        columns = self._columns(list(_FIELDS))
+        for name in ("admitted", "queued"):
+            columns[name] += columns["arrival"]
         return Results(
             end=end,
             tenants=tuple(self._tenants),
@@ -160,8 +192,15 @@ class ResultRows:
             **columns,
         )
 
-    def _written(self) -> NDArray[Any]:
-        return np.frombuffer(b"".join(self._blocks), dtype=_TYPE)[: self._count]
+    def _columns(self, names: Sequence[str]) -> dict[str, Any]:
+        columns = {name: np.empty(self._count, _TYPE[name]) for name in names}
+        # Block by block, since the columns of one block are read from the cache.
+        for number, block in enumerate(self._blocks):
+            rows, start = np.frombuffer(block, _TYPE), number * _BLOCK
+            for name, column in columns.items():
+                part = column[start : start + _BLOCK]
+                part[:] = rows[name][: len(part)]
+        return columns
 
 
 class StreamedRows(ResultRows):
@@ -185,6 +224,9 @@ class StreamedRows(ResultRows):
         if self._count >= _BLOCK and outcome is not Outcome.UNFINISHED:
             self._flush(at)
         return at
+
+    def write_completed(self, state: RequestState, at: Micros, seq: SequenceState, replica: Replica) -> Micros:
+        return self.write(state, _COMPLETED, at, seq, replica)
 
     def totals_by_instance(self) -> Ints:
         return self._flushed_totals + super().totals_by_instance()

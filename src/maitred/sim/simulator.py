@@ -8,9 +8,10 @@ This module is compiled (`[tool.maitred]` in pyproject.toml).
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from heapq import heappop, heappush
+from heapq import heappop
 from typing import TypeAlias
 
 from msgspec.structs import replace
@@ -147,7 +148,7 @@ def _run(
     """Handle all arrivals and events up to and including `horizon`. `handlers` are by event kind."""
     last = _NO_HORIZON if horizon is None else horizon
     heap, turns, dirty, replicas = event_queue.heap, event_queue.turns, fleet.dirty, fleet.replicas
-    pop, push = heappop, heappush
+    pop, put_in_order = heappop, insort
     arrivals.read_next(0)
     looks_ahead = pipeline.is_direct and last == _NO_HORIZON and not fleet.limits
     next_at, turn_at = arrivals.next_at, NO_ARRIVAL
@@ -162,7 +163,7 @@ def _run(
             if turn_at > last:
                 return
             event_queue.now = now = turn_at
-            index = pop(turns) & INDEX_MASK
+            index = -turns.pop() & INDEX_MASK
             if replicas[index].next_due == now:  # else the entry is obsolete
                 pipeline.on_instance_due(index, now)
         else:
@@ -171,21 +172,22 @@ def _run(
             event_queue.now = now = next_at
             pipeline.on_arrival(arrivals.pop_arrival(now), now)
         next_at = arrivals.next_at
-        turn_at = turns[0] >> INDEX_BITS if turns else NO_ARRIVAL
+        turn_at = -turns[-1] >> INDEX_BITS if turns else NO_ARRIVAL
         # A step that began before the last event of this instant would miss a request that enters its instance with it.
         if dirty and next_at != now and turn_at > now and not (heap and heap[0][0] == now):
             quiet_until = next_at if looks_ahead else 0
             sample_at = event_queue.next_sample_at
             quiet_until = quiet_until if quiet_until < sample_at else sample_at
             for replica in dirty:  # `SimulatedFleet.resume`, without its call
+                replica.is_dirty = False
                 due = replica.instance.next_event(quiet_until)
                 if due is None:
                     replica.next_due = NOT_DUE
                 elif due != replica.next_due:
                     replica.next_due = due
-                    push(turns, due << INDEX_BITS | replica.index)
+                    put_in_order(turns, -(due << INDEX_BITS | replica.index))
             dirty.clear()
-            turn_at = turns[0] >> INDEX_BITS if turns else NO_ARRIVAL
+            turn_at = -turns[-1] >> INDEX_BITS if turns else NO_ARRIVAL
 
 
 def _handlers(pipeline: Pipeline, fleet: SimulatedFleet, sampler: Sampler | None) -> Sequence[_Handler]:
