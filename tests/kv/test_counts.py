@@ -73,3 +73,32 @@ def test_sums_equal_counting_each_sequence(size: int, free: int, held: list[int]
     assert blocks.decode_blocks(steps) == counted(steps)
     blocks.reserve(blocks.free - free)
     assert blocks.max_steps(steps) == max(k for k in range(steps + 1) if counted(k) <= free)
+
+
+@given(
+    size=st.integers(1, 9),
+    actions=st.lists(st.tuples(st.sampled_from(["start", "run", "leave", "stop", "ask"]), st.integers(1, 40)), max_size=20),
+)
+def test_steps_count_whenever_somebody_asks(size: int, actions: list[tuple[str, int]]) -> None:
+    """Sequences come and go while steps are not counted yet. One that stops keeps its blocks and opens no more."""
+    blocks, decoding, stopped = BlockManager(total=10_000, block_size=size), list[int](), list[int]()
+    for action, number in actions:
+        if action == "start":
+            blocks.reserve(blocks.blocks_for(number))
+            blocks.start_decode(number)
+            decoding.append(number)
+        elif action == "run":
+            blocks.run_steps(number)
+            decoding = [tokens + number for tokens in decoding]
+        elif action == "ask":
+            held = sum(blocks.blocks_for(tokens) for tokens in decoding + stopped)
+            later = held + sum(blocks.blocks_for(tokens + number) - blocks.blocks_for(tokens) for tokens in decoding)
+            assert blocks.has_room(10_000 - later, number)
+            assert not blocks.has_room(10_001 - later, number)
+            blocks.check(held)
+        elif decoding and action == "leave":
+            blocks.release_decoding(SOMEBODY, decoding.pop(number % len(decoding)))
+        elif decoding:
+            stopped.append(decoding.pop(number % len(decoding)))
+            blocks.stop_decode(stopped[-1])
+    blocks.check(sum(blocks.blocks_for(tokens) for tokens in decoding + stopped))

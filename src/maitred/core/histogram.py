@@ -17,7 +17,6 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from math import exp, floor, log, sqrt
-from operator import mul
 from typing import TYPE_CHECKING, Any, Final
 
 from maitred.core.units import Micros, from_seconds, to_seconds
@@ -134,7 +133,8 @@ class QuantileSketch:
     @property
     def std(self) -> float:
         """Standard deviation of all values, each taken as the middle of its bucket; 0 without values."""
-        middles = [(min(max(bucket_midpoint(index), self.minimum), self.maximum), n) for index, n in self._counts.items()]
+        counts = sorted(self._counts.items())  # sums of floats depend on the order
+        middles = [(min(max(bucket_midpoint(index), self.minimum), self.maximum), n) for index, n in counts]
         mean = sum(middle * n for middle, n in middles) / (self.count or 1)
         return sqrt(sum((middle - mean) ** 2 * n for middle, n in middles) / (self.count or 1))
 
@@ -152,20 +152,6 @@ class QuantileSketch:
         for index, count in zip(*map(np.ndarray.tolist, np.unique(bucket_indices(values), return_counts=True)), strict=True):
             self._add_to_bucket(index, count)
         self._update_totals(values.sum().item(), len(values), values.min().item(), values.max().item())
-
-    def add_counts(self, counts: Mapping[int, int]) -> None:
-        """Add each key of `counts` as often as its value says."""
-        if not counts:
-            return
-        import numpy as np
-
-        indices = bucket_indices(np.fromiter(counts, dtype=np.int64, count=len(counts)))
-        first = indices.min().item()
-        # Sums of floats, which are exact up to 2^53.
-        sums = np.bincount(indices - first, np.fromiter(counts.values(), dtype=np.float64, count=len(counts)))
-        for index in np.flatnonzero(sums).tolist():
-            self._add_to_bucket(first + index, int(sums[index]))
-        self._update_totals(sum(map(mul, counts, counts.values())), sum(counts.values()), min(counts), max(counts))
 
     def add_buckets(self, bucket_counts: Mapping[int, int], total: float, minimum: float, maximum: float) -> None:
         """Add values, given their counts by bucket, sum, minimum and maximum."""

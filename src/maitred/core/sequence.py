@@ -31,6 +31,8 @@ class SequenceState:
     """Tokens of KV that are needed before the next token can come out: the prompt, and after a preemption the output."""
     priority: float
     """Urgency, larger is more urgent: what the request says, or its rank or score by a priority policy."""
+    answer_length: int = 0
+    """Tokens of its answer. Only the engine core may read it, to know when the answer ends: no policy knows it."""
     block_hashes: Sequence[int] | None = None
     """Hashes of the blocks of the prompt in the prefix cache of the instance, or None until they are asked for
     (`kv.sequence_block_hashes`)."""
@@ -70,12 +72,15 @@ class SequenceState:
     recomputed_tokens: int = 0
     """Tokens of KV that were computed again."""
 
-    def __init__(self, request: Request, arrival_index: int, num_tokens_to_prefill: int, priority: float = 0.0) -> None:
+    def __init__(
+        self, request: Request, arrival_index: int, num_tokens_to_prefill: int | None = None, priority: float = 0.0
+    ) -> None:
+        """`num_tokens_to_prefill` is by default the prompt."""
         self.request = request
         self.request_id = request.id
-        self.prompt_tokens = request.prompt_tokens
+        self.prompt_tokens = prompt = request.prompt_tokens
         self.arrival_index = arrival_index
-        self.num_tokens_to_prefill = num_tokens_to_prefill
+        self.num_tokens_to_prefill = prompt if num_tokens_to_prefill is None else num_tokens_to_prefill
         self.priority = priority
 
     def resume_transferred(self, transferred: SequenceState) -> None:

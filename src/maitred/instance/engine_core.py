@@ -44,6 +44,7 @@ from maitred.instance.step_meter import ItlLog, StepMeter
 from maitred.instance.step_run import StepRun
 from maitred.kv import PrefixBlockManager
 from maitred.queueing import is_overridden
+from maitred.queueing.fcfs_queue import FcfsQueue
 
 _FIRST_TOKEN: Final = EventKind.FIRST_TOKEN  # members of enums are slow to look up
 _FINISHED: Final = EventKind.FINISHED
@@ -60,6 +61,8 @@ class EngineCore:
         self._prefix_blocks = parts.blocks if isinstance(parts.blocks, PrefixBlockManager) else None
         self.batch = parts.batch
         self.waiting = waiting
+        self._fcfs = waiting if isinstance(waiting, FcfsQueue) else None
+        """The wait queue if it is the usual one, which compiled code calls without looking it up."""
         # Most queues do nothing in most of their callbacks.
         self._order_changes = is_overridden(self.waiting, "next_order_change")
         self.counts_service = is_overridden(self.waiting, "on_served")
@@ -69,14 +72,10 @@ class EngineCore:
         self._forgets = is_overridden(self.waiting, "on_sequence_end")
         self.sequences: dict[RequestId, SequenceState] = {}
         """Every sequence that waits or runs here."""
-        self._mailbox: Mailbox | None = None
+        self._mailbox = Mailbox(waiting, self.batch, self._prefix_blocks, self.sequences) if config.async_scheduling else None
         """What the scheduler does not know yet, or None if it does not plan one step ahead."""
-        if config.async_scheduling:
-            self._mailbox = Mailbox(self.waiting, self.batch, self._prefix_blocks, self.sequences)
         self._notes_ends = self._mailbox is not None or self.counts_service or self._learns
         """Whether the end of an answer is told to any other part than the batch."""
-        self._output_lengths: dict[RequestId, int] = {}
-        """Tokens of each answer. The engine uses it only to know when an answer ends."""
         self._completions, self._held = Completions(), HeldDecodes()
         self.deadlines = Deadlines(self.sequences)
         self.events: list[InstanceEvent] = []
@@ -98,8 +97,7 @@ class EngineCore:
     @property
     def num_running(self) -> int:
         """Sequences in the running batch whose answers are not complete."""
-        mailbox = self._mailbox
-        return len(self.batch.sequences) - (0 if mailbox is None else mailbox.num_departing)
+        return len(self.batch.sequences) - (0 if self._mailbox is None else self._mailbox.num_departing)
 
     @property
     def has_work(self) -> bool:
@@ -112,7 +110,7 @@ class EngineCore:
         waiting, running = len(self.waiting), self.num_running
         if self._mailbox is not None:
             waiting += self._mailbox.num_unseen
-        if waiting + running != len(self.sequences) or self.sequences.keys() != self._output_lengths.keys():
+        if waiting + running != len(self.sequences):
             raise InvariantError(f"{waiting} wait + {running} run, but {len(self.sequences)} sequences are here")
 
     def add(
@@ -124,14 +122,15 @@ class EngineCore:
         transferred: SequenceState | None,
     ) -> bool:
         """Let `request` wait; see `Instance.enqueue`. Return False, with an event that says why, if it may not."""
-        prompt = request.prompt_tokens
-        seq = SequenceState(request, self._num_arrivals, prompt, request.priority)
+        seq = SequenceState(request, self._num_arrivals, None, request.priority)
+        if seq.request_id in self.sequences:
+            raise ValueError(f"request {request.id} is here already")
         self._num_arrivals += 1
-        length = self.lengths.output_length(request, output_tokens)
-        if not length:
+        seq.answer_length = self.lengths.output_length(request, output_tokens)
+        if not seq.answer_length:
             self.events.append(InstanceEvent(now, EventKind.REFUSED, seq))
             return False
-        if self.queue_caps.is_capped and self.queue_caps.overload_reason((prompt,), self.sequences):
+        if self.queue_caps.is_capped and self.queue_caps.overload_reason((seq.prompt_tokens,), self.sequences):
             self.events.append(InstanceEvent(now, EventKind.REJECTED, seq))
             return False
         if request.deadline is not None:
@@ -142,13 +141,14 @@ class EngineCore:
         if transferred is not None:
             seq.resume_transferred(transferred)
         self.sequences[seq.request_id] = seq
-        self._output_lengths[seq.request_id] = length
         if conversation_prefix is not None and self._prefix_blocks is not None:
             self._prefix_blocks.expect_continuation(seq, conversation_prefix)
-        if self._mailbox is None:
-            self.waiting.add(seq, now)
-        else:
+        if self._mailbox is not None:
             self._mailbox.announce_arrival(seq, self.run, now)
+        elif self._fcfs is not None:
+            self._fcfs.add(seq, now)
+        else:
+            self.waiting.add(seq, now)
         return True
 
     def reveal_arrivals(self) -> None:
@@ -330,7 +330,7 @@ class EngineCore:
                 self._held.on_decode_start(seq)
 
     def _end_step(self, seq: SequenceState) -> int:  # after which `seq`, which decodes or has just stopped, completes
-        return seq.decode_origin_step + self._output_lengths[seq.request_id]
+        return seq.decode_origin_step + seq.answer_length
 
     def _account_chunks(self, run: StepRun, steps: int) -> None:
         """Tell the wait queue of the chunks of the first `steps` steps of `run`, those of withdrawn sequences included."""
@@ -374,7 +374,7 @@ class EngineCore:
         self._forget(seq, now, kind)
 
     def _forget(self, seq: SequenceState, now: Micros, kind: EventKind) -> None:
-        del self.sequences[seq.request_id], self._output_lengths[seq.request_id]
+        del self.sequences[seq.request_id]
         if self._prefix_blocks is not None and not seq.is_complete:  # that of a complete one is forgotten when it departs
             self._prefix_blocks.forget(seq)
         if self._forgets:

@@ -126,8 +126,6 @@ class Instance:
         Raises ValueError for an id that is here already.
         """
         core = self._core
-        if request.id in core.sequences:
-            raise ValueError(f"request {request.id} is here already")
         run = core.run
         # Most arrivals find a run that goes on, and no deadlines: nothing is due before `now`.
         if run is None or run.outcome_at < now or core.deadlines.heap:

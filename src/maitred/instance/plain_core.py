@@ -17,7 +17,7 @@ from __future__ import annotations
 from random import Random
 from typing import Final
 
-from maitred.batching import ContinuousBatch, PrefillChunk, StepPlan
+from maitred.batching import ContinuousBatch, StepPlan
 from maitred.core.contracts import WaitQueue
 from maitred.instance.batch_former import EngineParts
 from maitred.instance.config import InstanceConfig
@@ -28,7 +28,6 @@ from maitred.instance.latency.linear_steps import LinearSteps
 from maitred.instance.step_run import StepRun
 from maitred.kv import BlockManager
 from maitred.queueing import is_overridden
-from maitred.queueing.fcfs_queue import FcfsQueue
 
 _FIRST_TOKEN: Final = EventKind.FIRST_TOKEN  # members of enums are slow to look up
 _FINISHED: Final = EventKind.FINISHED
@@ -44,8 +43,6 @@ class PlainCore(EngineCore):
         self._blocks: BlockManager = parts.blocks
         self._joins: bool = parts.batch.admits_whole and not parts.batch.announces_steps
         """Whether a prompt that joins alone may take the straight line."""
-        self._fcfs = waiting if isinstance(waiting, FcfsQueue) else None
-        """The wait queue if it is the usual one, which compiled code calls without looking it up."""
         self._linear = self.latency if isinstance(self.latency, LinearSteps) else None
         self._plain_run = StepRun(self.latency)
         self._decode_plan, self._prompt_plan = StepPlan(1), StepPlan(1)
@@ -60,7 +57,7 @@ class PlainCore(EngineCore):
         if decodes == num_here or (decodes == in_batch and batch.is_full):
             plan, tokens = self._decode_plan, 0
             plan.max_repeats = limit = self._completions.next_step - batch.step_index
-            if decodes * -(-limit // blocks.block_size) > blocks.free:
+            if not blocks.has_room(0, limit):
                 return EngineCore.start_run(self)
         else:
             if in_batch != decodes or not self._joins or not (num_here == decodes + 1 or batch.has_one_slot):
@@ -74,11 +71,13 @@ class PlainCore(EngineCore):
             else:
                 fcfs.pop()
             plan, tokens, limit = self._prompt_plan, seq.prompt_tokens, 1
-            plan.chunks, plan.prefill_tokens = (PrefillChunk(tokens, 0, tokens, seq),), tokens
+            plan.prefill_tokens = tokens
         batch.num_transferred = 0
         self.run = run
         linear = self._linear
         if linear is None:
+            if tokens:
+                plan.chunks = batch.whole_chunks()
             run.begin_plain(now, plan, tokens, decodes, batch.context_tokens)
         else:  # as `begin`
             run.starts_at, run.plan, run.num_decodes = now, plan, decodes
@@ -92,7 +91,7 @@ class PlainCore(EngineCore):
 
     def commit_run(self, run: StepRun) -> None:  # noqa: PLR0912  (each call counts here)
         if run is not self._plain_run or run.departed_decodes:
-            EngineCore.commit_run(self, run)
+            self._commit_in_layers(run)
             return
         batch, meter, itl_log = self._plain_batch, self.meter, self.itl_log
         now, steps, decodes = run.ends_at, run.steps, run.num_decodes
@@ -113,7 +112,7 @@ class PlainCore(EngineCore):
             joined.first_token_at = now
             if self.tells_first_tokens:
                 self.events.append(InstanceEvent(now, _FIRST_TOKEN, joined))
-            self._completions.add(joined, step - 1 + self._output_lengths[joined.request_id])
+            self._completions.add(joined, step - 1 + joined.answer_length)
             if itl_log is not None:
                 itl_log.on_decode_start(joined.request_id)
         if step == self._completions.next_step:
@@ -121,10 +120,18 @@ class PlainCore(EngineCore):
                 if itl_log is not None:
                     itl_log.on_decode_end(seq.request_id)
                 batch.finish(seq)
-                del self.sequences[seq.request_id], self._output_lengths[seq.request_id]  # `_forget`, without its call
+                del self.sequences[seq.request_id]  # `_forget`, without its call
                 if self._prefix_blocks is not None:
                     self._prefix_blocks.forget(seq)
                 self.events.append(InstanceEvent(now, _FINISHED, seq))
+
+    def _commit_in_layers(self, run: StepRun) -> None:
+        """Count the steps of `run`, in or since which something rare has happened."""
+        plan = self._prompt_plan
+        if run.plan is plan:
+            plan.chunks = self._plain_batch.whole_chunks()  # under the linear model nobody has asked for them before
+        EngineCore.commit_run(self, run)
+        plan.chunks = ()
 
 
 def make_core(config: InstanceConfig, rng: Random, parts: EngineParts) -> EngineCore:

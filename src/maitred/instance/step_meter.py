@@ -26,6 +26,7 @@ Compiled (`tools/compile.py`).
 from __future__ import annotations
 
 from array import array
+from collections import defaultdict
 from collections.abc import Iterable
 from functools import cache, lru_cache
 from typing import Final
@@ -121,8 +122,6 @@ _TABLE_SIZE: Final = 1 << 16
 """Gaps (µs) below which the bucket is looked up in a table."""
 _MOST_DECODES: Final = 1025
 """Sequences in a batch below which the steps that only decode are counted by their number."""
-_MAX_EXACT_GAPS: Final = 4096
-"""Different gaps that are counted exactly before they go into the sketch: an addition is cheaper than a logarithm."""
 
 
 @cache
@@ -131,7 +130,9 @@ def _bucket_table() -> list[int]:
     import numpy as np
 
     buckets: list[int] = bucket_indices(np.arange(_TABLE_SIZE)).tolist()
-    return buckets
+    # One number for each bucket, and not one for each gap: the table stays in the cache of the processor.
+    numbers = {bucket: bucket for bucket in buckets}
+    return [numbers[bucket] for bucket in buckets]
 
 
 class StepMeter:
@@ -140,15 +141,14 @@ class StepMeter:
     __slots__ = (
         "_buckets",
         "_busy_time",
-        "_exact_counts",
-        "_growing_counts",
-        "_growing_total",
+        "_counts",
         "_itl_log",
-        "_largest_growing",
+        "_largest",
         "_linear",
         "_overhead",
         "_sketch",
-        "_smallest_growing",
+        "_smallest",
+        "_total",
         "decode_steps",
     )
 
@@ -164,15 +164,13 @@ class StepMeter:
         """Steps without prefill, by the number of sequences that decode, which the driver counts here instead of adding their
         run: with the linear model their time follows from that."""
         self._sketch = QuantileSketch()
-        self._exact_counts: dict[Micros, int] = {}
-        """Counts of the gaps (µs, without overhead) that are not in the sketch yet."""
-        self._buckets = _bucket_table() if self._linear is None else []
-        self._growing_counts: dict[int, int] = {}
-        """Counts, by bucket, of the gaps in runs of growing steps that are not in the sketch yet."""
-        self._growing_total: Micros = 0
+        self._buckets = _bucket_table()
+        self._counts: defaultdict[int, int] = defaultdict(int)
+        """Counts of the gaps, by bucket, that are not in the sketch yet."""
+        self._total: Micros = 0
         """The sum of these gaps, with overhead; the smallest and the largest of them are beside it."""
-        self._smallest_growing: Micros = _LONGEST
-        self._largest_growing: Micros = 0
+        self._smallest: Micros = _LONGEST
+        self._largest: Micros = 0
 
     @property
     def busy_time(self) -> Micros:
@@ -223,10 +221,7 @@ class StepMeter:
             return
         if self._itl_log is not None:
             self._itl_log.add_steps(bucket_index(gap + self._overhead) if self._linear is None else gap, steps, gap * steps)
-        counts = self._exact_counts
-        counts[gap] = counts.get(gap, 0) + decodes * steps
-        if len(counts) > _MAX_EXACT_GAPS:
-            self._flush_counts()
+        self.add_single_gaps(gap, decodes * steps)
 
     def add_single_gap(self, request_id: RequestId, gap: Micros) -> None:
         """Add a gap of one sequence, `gap` µs between two tokens: its KV was lost, or being transferred."""
@@ -235,63 +230,60 @@ class StepMeter:
         self.add_single_gaps(gap, 1)
 
     def add_single_gaps(self, gap: Micros, count: int) -> None:
-        """Add such gaps of `count` sequences, `gap` µs each. The log learns nothing of them."""
-        counts = self._exact_counts
-        counts[gap] = counts.get(gap, 0) + count
-        if len(counts) > _MAX_EXACT_GAPS:
-            self._flush_counts()
+        """Add `count` gaps of `gap` µs each. The log learns nothing of them."""
+        gap += self._overhead
+        self._counts[self._buckets[gap] if gap < _TABLE_SIZE else _bucket_of(gap)] += count
+        self._total += gap * count
+        self._smallest = gap if gap < self._smallest else self._smallest
+        self._largest = gap if gap > self._largest else self._largest
 
     def _flush_counts(self) -> None:
         """Put the gaps that are not in the sketch yet into it."""
-        if self._growing_counts:
-            totals = (self._growing_total, self._smallest_growing, self._largest_growing)
-            self._sketch.add_buckets(self._growing_counts, *totals)
-            self._growing_counts.clear()
-            self._growing_total, self._smallest_growing, self._largest_growing = 0, _LONGEST, 0
-        overhead, counts = self._overhead, self._exact_counts
-        self._sketch.add_counts({gap + overhead: times for gap, times in counts.items()} if overhead else counts)
-        counts.clear()
+        if self._counts:
+            self._sketch.add_buckets(self._counts, self._total, self._smallest, self._largest)
+            self._counts.clear()
+            self._total, self._smallest, self._largest = 0, _LONGEST, 0
 
     def add_line(self, first: int, growth: int, steps: int, decodes: int, span: Micros) -> None:
         """Add a run of `steps` steps on a line, which took `span` together. `first` and `growth` are those of the run. There is
         no log of gaps."""
-        overhead, counts = self._overhead, self._growing_counts
+        overhead, counts = self._overhead, self._counts
         shortest, longest = (first >> SHIFT) + overhead, ((first + growth * (steps - 1)) >> SHIFT) + overhead
         self._busy_time += span
-        self._growing_total += (span + steps * overhead) * decodes
-        self._smallest_growing = shortest if shortest < self._smallest_growing else self._smallest_growing
-        self._largest_growing = longest if longest > self._largest_growing else self._largest_growing
+        self._total += (span + steps * overhead) * decodes
+        self._smallest = shortest if shortest < self._smallest else self._smallest
+        self._largest = longest if longest > self._largest else self._largest
         if longest < _TABLE_SIZE:
             bucket, last_bucket = self._buckets[shortest], self._buckets[longest]
         else:
             bucket, last_bucket = _bucket_of(shortest), _bucket_of(longest)
         if bucket == last_bucket:
-            counts[bucket] = counts.get(bucket, 0) + steps * decodes
+            counts[bucket] += steps * decodes
             return
         step = 0
         while bucket < last_bucket:
             beyond = -((first - ((bucket_end(bucket) - overhead) << SHIFT)) // growth)
             if beyond > step:
-                counts[bucket] = counts.get(bucket, 0) + (beyond - step) * decodes
+                counts[bucket] += (beyond - step) * decodes
                 step = beyond
             bucket += 1
-        counts[bucket] = counts.get(bucket, 0) + (steps - step) * decodes
+        counts[bucket] += (steps - step) * decodes
 
     def _add_growing(self, run: StepRun, steps: int, span: Micros, first: Micros) -> None:
         """Add a run of steps that take longer and longer, the first one `first` µs, and together `span`."""
         self._busy_time += span
-        overhead, decodes, counts = self._overhead, run.num_decodes, self._growing_counts
-        self._growing_total += (span + steps * overhead) * decodes
+        overhead, decodes, counts = self._overhead, run.num_decodes, self._counts
+        self._total += (span + steps * overhead) * decodes
         first += overhead
         last = run.time_of_step(steps - 1) + overhead
-        self._smallest_growing = min(self._smallest_growing, first)
-        self._largest_growing = max(self._largest_growing, last)
+        self._smallest = min(self._smallest, first)
+        self._largest = max(self._largest, last)
         step, bucket, time_before = 0, _bucket_of(first), 0
         last_bucket = _bucket_of(last)
         # A bucket is 1 % wide, and contexts grow by one token per step: runs of thousands of steps pass through few buckets.
         while step < steps:
             beyond = steps if bucket == last_bucket else self._first_step_beyond(bucket, run, step, steps - 1)
-            counts[bucket] = counts.get(bucket, 0) + (beyond - step) * decodes
+            counts[bucket] += (beyond - step) * decodes
             if self._itl_log is not None:
                 time = run.time_of(beyond)
                 self._itl_log.add_steps(bucket, beyond - step, time - time_before)

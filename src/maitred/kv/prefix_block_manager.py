@@ -84,11 +84,11 @@ class PrefixBlockManager(BlockManager):
             self.reserve(opened)
             self._num_opened += opened
 
-    def run_steps(self, steps: int) -> int:
-        opened = super().run_steps(steps)
+    def run_steps(self, steps: int) -> None:
+        self._uncounted += steps  # which are counted at once: the cache evicts as they go
+        opened = self._count_steps()
         if opened:
             self.cache.reserve(opened)
-        return opened
 
     def expect_continuation(self, seq: SequenceState, conversation_prefix: PrefixKeys) -> None:
         """Keep what `seq` computes, prompt and answer, for later requests that continue it."""

@@ -25,22 +25,27 @@ class FcfsQueue:
     """The sequences that wait in one instance. See `WaitQueue` for the methods."""
 
     def __init__(self) -> None:
-        self._waiting: OrderedDict[RequestId, SequenceState] = OrderedDict()
         self._head: SequenceState | None = None
         """The first of them: it is asked for at every step that has room, and mostly there is no other one."""
+        self._behind: OrderedDict[RequestId, SequenceState] = OrderedDict()
+        """The others."""
 
     def add(self, seq: SequenceState, now: Micros, *, front: bool = False) -> None:
-        self._waiting[seq.request_id] = seq
-        if front:
-            self._waiting.move_to_end(seq.request_id, last=False)
-        if front or self._head is None:
+        head = self._head
+        if head is None:
             self._head = seq
+        elif front:
+            self._behind[head.request_id] = head
+            self._behind.move_to_end(head.request_id, last=False)
+            self._head = seq
+        else:
+            self._behind[seq.request_id] = seq
 
     def remove(self, request_id: RequestId) -> SequenceState | None:
-        seq = self._waiting.pop(request_id, None)
-        if seq is self._head:
-            self._head = next(iter(self._waiting.values()), None)
-        return seq
+        head = self._head
+        if head is None or head.request_id != request_id:
+            return self._behind.pop(request_id, None)
+        return self.pop()
 
     def peek(self) -> SequenceState | None:
         return self._head
@@ -49,9 +54,7 @@ class FcfsQueue:
         head = self._head
         if head is None:
             raise IndexError("pop from an empty wait queue")
-        waiting = self._waiting
-        del waiting[head.request_id]
-        self._head = next(iter(waiting.values())) if waiting else None
+        self._head = self._behind.popitem(last=False)[1] if self._behind else None
         return head
 
     def on_step_start(self, step: StepView, now: Micros) -> None:
@@ -73,4 +76,4 @@ class FcfsQueue:
         return None
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._behind) + (self._head is not None)

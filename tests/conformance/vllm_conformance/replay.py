@@ -140,8 +140,11 @@ class Replay:
     def waiting(self) -> list[str]:
         """Return the names of the sequences that wait, in their order."""
         queue: Any = self.core.waiting
-        order = sorted(queue._heap, key=lambda entry: entry[0]) if hasattr(queue, "_heap") else queue._waiting.items()
-        return [self.names[seq.request.id] for _, seq in order]
+        if hasattr(queue, "_heap"):
+            order = [seq for _, seq in sorted(queue._heap, key=lambda entry: entry[0])]
+        else:
+            order = [*filter(None, [queue._head]), *queue._behind.values()]
+        return [self.names[seq.request.id] for seq in order]
 
     def note(self, plan: StepPlan, before: list[str], admissions: int) -> None:
         """Note a schedule that has just been made: `before` waited, and it begins with the admission number `admissions`."""

@@ -128,15 +128,19 @@ class ContinuousBatch(RunningBatch):
         if tokens > self._max_tokens - decodes or tokens > self._max_chunk_tokens:
             return False
         taken = -(-tokens // blocks.block_size)
-        if taken + (self._watermark_blocks if decodes else 0) > blocks.free - blocks.decode_blocks(1):
+        if not blocks.has_room(taken + (self._watermark_blocks if decodes else 0), 1):
             return False
-        blocks.free -= taken
+        blocks.reserve(taken)
         seq.num_scheduled_tokens, seq.scheduled_at = tokens, now
         seq.admission_index = self._num_admissions
         self._num_admissions += 1
         self.sequences[seq.request_id] = seq
         self._prefilling.append(seq)
         return True
+
+    def whole_chunks(self) -> Sequence[PrefillChunk]:
+        """Return the chunk of the sequence that `admit_whole` has admitted, or none if it was withdrawn."""
+        return [PrefillChunk(seq.prompt_tokens, 0, seq.prompt_tokens, seq) for seq in self._prefilling]
 
     def complete_whole(self) -> SequenceState | None:
         """Let the sequence decode that `admit_whole` has admitted, after its step. Return it, or None if it was withdrawn."""
