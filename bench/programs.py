@@ -214,9 +214,7 @@ def measure(case: Case, n: int, rounds: int) -> float:
     figures = case(n)
     next(figures)  # warm up
     tune_garbage_collector()
-    found = [next(figures) for _ in range(rounds)]
-    gc.unfreeze()
-    return statistics.median(found)
+    return statistics.median([next(figures) for _ in range(rounds)])
 
 
 def main(rounds: int, only: str, sizes: Sequence[int]) -> None:

