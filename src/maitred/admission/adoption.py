@@ -46,6 +46,7 @@ def enlist(
             ticket.queued_at = ticket.submitted_at
             counted.waiting += 1
         tickets[ticket.id] = ticket
+    # Below 0 are those that were put in front, which keep their numbers, and so their places.
     in_line = [ticket for ticket in tickets.values() if ticket.state is TicketState.QUEUED and ticket.sequence_number >= 0]
     for ticket in sorted(in_line, key=_by_submission):
         ticket.sequence_number = sequence_numbers.next_back()

@@ -10,8 +10,7 @@ reached their limits, so that a tenant with room is asked before those behind it
 not depend on the order in which models became known.
 
 **Time.** A timeout passes, a request starves, a token bucket fills. All that is due happens at its own instant and in order,
-however late the driver asks for it. At one instant all pools do what is due, and settle it, before requests may pass a limited
-tenant: a request whose timeout passes at that very instant is rejected, and does not enter.
+however late the driver asks for it.
 Compiled (`tools/compile.py`).
 """
 
@@ -59,6 +58,7 @@ class PoolCoordinator:
                 decisions += self._pools.by_name[agenda.marked.pop(0)].dispatch(now)
             if not agenda.freed:
                 return decisions
+            # The last one first, as it was before there were marks: logs from then are decided alike.
             account, pool = agenda.freed.pop()
             for name, other in self._pools.by_name.items():
                 if name != pool:
@@ -117,5 +117,7 @@ class PoolCoordinator:
         for pool in self._pools.by_name.values():
             decisions += pool.advance(due)
             if agenda.is_open:
+                # Not `settle`, which lets requests pass limited tenants: those whose timeout passes at this very instant, in
+                # the pools that follow, are rejected first.
                 decisions += self._settle_pools(due)
         return decisions + self.settle(due) if agenda.is_open else decisions

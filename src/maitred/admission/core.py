@@ -176,6 +176,7 @@ class Admission(AdmissionViews):
         if ticket.state is not _NEW or ticket.id in self._tickets:
             raise TransitionError(f"{ticket} was submitted before")
         settled = self._coordinator.run_due_before_input(now)
+        # Before the gates, which count there what they refuse.
         ticket.counters = counters[ticket.priority_class]
         if self._has_gates:
             refused = self._gates.reject_refused(ticket, load, now, self._tenant_accounts)
@@ -203,6 +204,8 @@ class Admission(AdmissionViews):
             told = self._tickets.get(request_id)
             return told is not None and told.state is not _VICTIM
         ticket = self._tickets.get(request_id)
+        # Nothing that was due is settled first: the answer is a yes or a no, and nobody would carry decisions out. What falls
+        # due later finds a request that streams.
         if ticket is None or ticket.state is _VICTIM:
             return False
         ticket.transition(_FIRST_BYTE)
@@ -251,6 +254,7 @@ class Admission(AdmissionViews):
             del self._tickets[request_id]
             if self._agenda.reserved:
                 self.limits.settle(request_id, state, release_reason, tokens, now)
+        # Asked here, because few releases leave anything to settle, and `settle` would be a call for each.
         if self._agenda.is_open:
             decisions += self._coordinator.settle(now)
         return [*settled, *decisions] if settled else decisions
@@ -346,6 +350,8 @@ class Admission(AdmissionViews):
     def _renew(self, config: AdmissionConfig, now: Micros) -> Sequence[Decision]:
         self._use(config)
         self._coordinator.mark_all()
+        # First what the new rules let in, then what they make due: a request that may enter now does so, though a timeout that
+        # is shorter now has passed.
         admitted = self._coordinator.settle(now)
         return [*admitted, *self._coordinator.recompute(now)]
 
@@ -358,6 +364,7 @@ class Admission(AdmissionViews):
     def next_deadline(self) -> Micros | None:
         """Return when to call `advance` next, or None while time changes nothing. There may be nothing to do at that time."""
         due = self._agenda.next_due_at
+        # That instant may be of a request that has left. If none waits, a timer would ring for nothing.
         if due != NEVER:
             for pool in self._pools.by_name.values():
                 if pool.waiting or pool.watches_lead:

@@ -72,6 +72,8 @@ class PoolDirectory:
         self._agenda.has_other_pools = len(names) > 1
         for model in self._capacities:
             self._assign_pool(model)
+        # Pools keep the order in which they are given requests: a victim is the newest holder of a slot, and queues are not
+        # sorted.
         for ticket in sorted(tickets, key=_adoption_order):
             # The counters outlive the pools, and the pool that adopts a request counts it once more.
             if ticket.state in SLOT_HOLDING_STATES:

@@ -104,11 +104,13 @@ def _place(program: Program, record: ProgramRecord, places: ProgramPlaces, now: 
 
 def _restore(program: Program, record: ProgramRecord, now: Micros) -> None:
     program.priority_class = record.priority_class
+    # A record has one number for all contexts. They are counted as one, which the next request continues, or passes over.
     program.idle_contexts.end_request(max(0, record.tokens))
     program.characters = record.characters
     program.inherited_tokens = record.inherited_tokens
     program.num_requests = record.num_requests
     program.tools.count, program.tools.mean = record.tool_count, record.tool_mean
+    # The clock by which it was written may have been ahead of this one.
     program.created_at = min(record.created_at, now)
     program.last_active = program.acting_since = min(record.last_active, now)
     program.resumed_at = now  # It has had a place, so it is kept when its next request leaves the queue.

@@ -309,7 +309,7 @@ class Programs(ProgramsViews):
         else:
             reason = ProgramReason.NO_ROOM if program.num_requests == 1 else ProgramReason.PAUSED
             self._places.wait(program, request_id, tokens, reason, now)
-            if left is not None:
+            if left is not None:  # First without it: it is asked only if no other one has room.
                 self._agenda.note_wanting(pool, [backend for backend in pool.backends if backend is not left])
             self._agenda.note_wanting(pool, pool.backends)
 
@@ -375,6 +375,7 @@ class Programs(ProgramsViews):
             self._last_tick = now
 
     def _run_due_at(self, due: Micros) -> None:
+        # What has expired first, since one that has waited too long may be resumed in its memory. A tick last: it sees all.
         program = self._table.by_expiry.peek()
         if program is not None and self._table.by_expiry.peek_key() == due:
             self._departures.expire(program, due)

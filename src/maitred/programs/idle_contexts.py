@@ -25,7 +25,8 @@ from math import inf
 from typing import Final, NamedTuple
 
 MAX_PASSED: Final = 8
-"""Ends of requests that a context outlives without being continued; hence also the most contexts that are idle."""
+"""Ends of requests that a context outlives without being continued; hence also the most contexts that are idle. XXX: a guess.
+To be measured: after how many requests of its other contexts a recorded agent comes back to one."""
 _MOST_TRIMMED: Final = 3
 """The most times that a context is larger than a request that continues it."""
 

@@ -146,6 +146,8 @@ class ModelPool:
         """Yield which waiting programs fit where, for all that wait. The caller places each before it asks for the next, and
         the rest is planned again while anything was placed."""
         candidates: list[ResumeCandidate] | None = None
+        # One that the sum of all rooms allowed, and that finds none large enough, has kept others out. In the next round, with
+        # smaller rooms, it is passed over. Mostly that places nothing, which ends the rounds.
         for _ in range(self._rules.resume_rounds):
             held = yield from self._serve_oldest(now)
             rooms = self._rooms_beside(held)

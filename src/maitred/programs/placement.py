@@ -73,7 +73,7 @@ def _choose(waiting: Iterable[ResumeCandidate], rooms: Sequence[Room], largest: 
 def _place(chosen: Sequence[ResumeCandidate], rooms: Sequence[Room]) -> list[PlannedResume]:
     # ThunderAgent sorts its list again after each placement, and a sort keeps the order of equals: a backend that was first
     # until now stays before those that have as much left. Hence the falling `turn`.
-    by_room = sorted(rooms, key=lambda room: -room.tokens)
+    by_room = sorted(rooms, key=lambda room: -room.tokens)  # stable: of equal ones the first stays first
     heap = [
         (-room.tokens, room.active_tokens if room.tokens == inf else 0, turn, room.backend) for turn, room in enumerate(by_room)
     ]

@@ -88,7 +88,7 @@ class ProgramPlaces:
     def place(self, program: Program, backend: BackendMemory, request_id: RequestId, tokens: int, now: Micros) -> None:
         """Give a program a place at `backend`, and let its request go there."""
         self.backends.pool(program.key.model).paused.remove(program)
-        program.idle_contexts.clear()
+        program.idle_contexts.clear()  # its request computes anew what was in memory elsewhere
         self._begin(program, backend, {request_id: tokens})
         self.register(program, backend, now)
         self.decide(now, program, _GRANT, ProgramReason.PLACED, request_id)

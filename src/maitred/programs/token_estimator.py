@@ -13,8 +13,11 @@ from __future__ import annotations
 from typing import Final
 
 FIRST_RATIO: Final = 5.0
+"""Characters per token before the first answer has told (ThunderAgent's)."""
 MIN_RATIO: Final = 1.0
 MAX_RATIO: Final = 16.0
+"""Bounds of a sample. XXX: texts in scripts that a tokenizer hardly knows have less than a character per token, and are taken
+for smaller than they are. To be measured: the ratios of real tokenizers by language."""
 MAX_REPORTED_TOKENS: Final = 2**40
 """More tokens than any context has; larger numbers in a usage are not believed."""
 PROGRESS_TOKENS: Final = 20

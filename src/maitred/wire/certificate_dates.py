@@ -17,8 +17,11 @@ from typing import Final, NamedTuple
 
 _PEM: Final = re.compile(rb"-----BEGIN (?:X509 |TRUSTED )?CERTIFICATE-----\s*([A-Za-z0-9+/=\s]+)-----END")
 _VERSION_TAG: Final = 0xA0
+"""The context-specific tag [0], constructed: what stands first unless the version is missing."""
 _UTC_TIME_TAG: Final = 0x17
+"""The tag of UTCTime; a date with another one is a GeneralizedTime."""
 _FIRST_TWO_DIGIT_YEAR: Final = b"50"
+"""Years of two digits from this one on are of the last century (RFC 5280, 4.1.2.5.1)."""
 
 
 class Validity(NamedTuple):

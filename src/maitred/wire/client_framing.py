@@ -30,6 +30,7 @@ _INTERIM_BYTES: Final = 32
 """What an interim response counts for, beside its headers."""
 
 _BODILESS: Final = (204, 304)
+"""Statuses of responses that have no body, whatever their head says (RFC 9112, 6.3)."""
 
 _DONE: Final = State.DONE
 _MUST_CLOSE: Final = State.MUST_CLOSE
@@ -210,7 +211,7 @@ class ClientFraming(MessageFraming):
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._is_over:
             return
-        self._head_bytes += len(name) + len(value) + 4
+        self._head_bytes += len(name) + len(value) + 4  # with the colon, a space and the line end
         if self._head_bytes > self._max_head:
             raise self._too_large()
         if self._in_body:  # A trailer is never a header.

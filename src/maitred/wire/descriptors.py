@@ -26,6 +26,8 @@ from typing import Final, TypeVar
 _RESERVED_SHARE: Final = 8
 """One descriptor in this number is in the reserve."""
 _MIN_RESERVED, _MAX_RESERVED = 16, 1_024
+"""Bounds of the reserve: with few descriptors an eighth would not do for files and polls, and of very many it would never be
+used."""
 _BATCH_SHARE: Final = 8
 """The reserve has this number of parts, of which one is freed at once."""
 _Connection = TypeVar("_Connection")

@@ -15,6 +15,7 @@ from maitred.core.errors import MaitredError
 MAX_SECS: Final = 1e9
 """Longest time that a limit can say, in seconds."""
 _MAX_SIZE: Final = 1 << 31
+"""The most that a limit can say, in bytes or connections: more than any machine has use for."""
 
 
 class UpstreamLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -36,6 +36,7 @@ from typing import Final, Generic, TypeAlias, TypeVar
 HeadT = TypeVar("HeadT")
 MAX_HEADS: Final = 512
 MAX_KEPT_HEAD_BYTES: Final = 4_096
+"""By both, at most 2 MiB of heads are kept."""
 _MAX_DIGITS: Final = 9
 _LENGTH: Final = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([0-9]{1,%d})\r\n" % _MAX_DIGITS)
 

@@ -24,8 +24,13 @@ from weakref import WeakKeyDictionary
 from maitred.wire.clock import Clock
 
 BEAT_SECS: Final = 0.25
+"""Seconds between two beats: what a stall is counted from is known to within so many."""
 STALL_SECS: Final = 0.5
+"""Seconds by which a beat may be late before that is a stall. A long turn of the loop is none, nor is a machine that is busy
+for a moment."""
 CATCH_UP_SECS: Final = 0.1
+"""Seconds that the loop has, after a stall, to read what lies in its sockets. XXX: a guess. To be measured: how long thousands
+of connections take, all of which have something to read."""
 TIMER_SECS: Final = 0.001
 """How early a deadline may count as passed: a loop's timer may ring so early, and sums with `_lost` are rounded. A timer
 that is set again for the rest would be due at once, over and over."""

@@ -334,6 +334,8 @@ def _tune_garbage_collector() -> None:
     """Exempt all objects made so far from garbage collection, and collect less often: requests leave no cycles behind."""
     gc.collect()
     gc.freeze()
+    # By default (700, 10, 10 in CPython 3.11) every few requests would be looked through for cycles. XXX: the numbers are not
+    # tuned.
     gc.set_threshold(20_000, 20, 50)
 
 

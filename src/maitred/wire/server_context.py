@@ -16,6 +16,7 @@ from maitred.wire.machine import Machine
 from maitred.wire.messages import RequestHead
 
 SEND_TIMEOUT_SECS: Final = 60.0
+"""Default of `send_timeout_secs`: as long as the rate of an upload is measured (`BODY_SECS`)."""
 _WATCH_SECS: Final = 1.0
 """Seconds after which a connection that has no request sets a timer, at the latest."""
 _TELL_SECS: Final = 60.0

@@ -269,7 +269,7 @@ class ServerFraming(MessageFraming):
         self._target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._head_bytes += len(name) + len(value) + 4
+        self._head_bytes += len(name) + len(value) + 4  # with the colon, a space and the line end
         if self._head_bytes > self._max_head:
             raise self._too_large()
         if self._in_body:  # A trailer is never a header.

@@ -91,6 +91,7 @@ class ServiceManager:
 def _number(text: str) -> int:
     if not text.isascii() or not text.isdecimal():
         raise ConfigError(f"{text!r} is no number of sockets", where=_WHERE, hint="systemd sets it; leave it to systemd")
+    # Six digits are more descriptors than a process has, so that one of them is missing where there were more.
     return int(text[:6])
 
 

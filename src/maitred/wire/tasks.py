@@ -6,6 +6,7 @@ import asyncio
 from typing import Any, Final
 
 _CANCEL_SECS: Final = 1.0
+"""Seconds after which a task that has not ended is cancelled once more."""
 
 
 async def end_tasks(*tasks: asyncio.Task[Any] | None) -> None:

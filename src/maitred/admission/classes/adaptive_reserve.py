@@ -43,12 +43,17 @@ from maitred.core.units import MILLISECOND, SECOND, Micros
 TOLERATED_WAIT: Final = 20 * MILLISECOND
 """A slot that is freed within this time comes soon enough: an engine takes as long for a step or two."""
 COVERED_SHARE: Final = 0.99
+"""Share of the arrivals for which the headroom must have been enough. Not all of them: the need of a single one would keep
+slots idle for 5 minutes. XXX: a choice. To be measured: the TTFT p99 of chats, and what bulk loses, by this share."""
 PERIOD: Final = 30 * SECOND
 NUM_PERIODS: Final = 10
 """Arrivals are remembered for this many periods. Fewer forget the burst of a class that comes every few minutes; more keep
 what a class needed that has changed its ways."""
 REVIEW_INTERVAL: Final = SECOND
+"""The shortest time between two reviews, each of which adds up the needs of all periods for each class."""
 LEARNING_TIME: Final = 10 * SECOND
+"""For how long all that is configured is kept at first: with nothing known of the arrivals, the chats of a first flood
+waited."""
 ENOUGH_ARRIVALS: Final = 20
 """With fewer, all that is configured is kept. XXX: a guess; the first arrivals of a class say little. To be
 measured: after how many what recorded classes need stays the same."""
@@ -98,19 +103,21 @@ class ArrivalNeeds:
 
     def on_plenty(self) -> None:
         """Note that nothing is missing, because more is idle than is reserved."""
+        # As if so many had been freed, which the arrivals that are pending need no more.
         self._freed += self._missing
         self._missing = 0
 
     def settle(self, now: Micros, units_per_slot: int) -> None:
         """Work out the needs that are known by `now`. To be called before anything else that happens at `now`."""
         if now >= self._period_ends_at:
+            # Periods in which nothing came count, too: needs are forgotten by time, and not by the number of arrivals.
             elapsed = (now - self._period_ends_at) // PERIOD + 1 if self._period_ends_at else 1
             for _ in range(min(elapsed, NUM_PERIODS)):
                 self._by_period.append(Counter())
             self._period_ends_at = now - now % PERIOD + PERIOD
         while self._pending and self._pending[0][0] <= now:
             units = max(0, self._pending.popleft()[1] - self._freed)
-            self._by_period[-1][-(-units // units_per_slot)] += 1
+            self._by_period[-1][-(-units // units_per_slot)] += 1  # in whole slots, rounded up
 
     @property
     def num_known(self) -> int:

@@ -86,6 +86,7 @@ class LeadWatch:
         overdue = self._served.pop(victim.id, None)
         if overdue is None:
             return False
+        # In front, because it was admitted before all that are watched now, and is overdue.
         self.watched.appendleft(_Watched(overdue, victim.slot_units))
         return True
 

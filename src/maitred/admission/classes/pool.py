@@ -259,7 +259,7 @@ class ClassPool(SlotPool):
         if self._leaving.units:
             return []
         decisions: list[Decision] = []
-        for _ in range(self.slots.num_slots(min(units, self.slots.units_beyond()))):
+        for _ in range(self.slots.num_slots(min(units, self.slots.units_beyond()))):  # some may be idle by now
             if (victim := self.victims.newest_below(overdue.lane, overdue.slot_units)) is None:
                 break
             self._stop_victim(victim, overdue)

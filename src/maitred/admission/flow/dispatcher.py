@@ -17,8 +17,7 @@ Example: models a and b run on instances 0 and 1, which show 7 requests in fligh
 2 are on their way, and both models are held back by them.
 
 Where models share only some of their instances, a request on its way to another instance counts here too, until it is
-seen: for that moment too few enter, and never too many. So in this case the load is read again at the next tick,
-although no request has come or left.
+seen: for that moment too few enter, and never too many.
 """
 
 from __future__ import annotations
@@ -189,6 +188,8 @@ class Dispatcher:
                 candidate.unseen += ticket.slot_units if chosen.pool in candidate.group else 0
             if self.rules.dispatch == "one":
                 break
+        # What is on its way to instances of another model stops counting when it is seen there, without a request that comes or
+        # leaves here: so the load is read again at the next tick.
         if len(self._pools) > 1 and any(candidate.may_overcount and len(candidate.pool.bands) for candidate in candidates):
             self._schedule_tick(now)
         return decisions

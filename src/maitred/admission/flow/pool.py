@@ -44,7 +44,7 @@ _VICTIM, _LEFT = TicketState.VICTIM, TicketState.LEFT
 _QUEUE, _RELEASE = TicketEvent.QUEUE, TicketEvent.RELEASE
 _SLOT_FREE: Final = Reason.SLOT_FREE
 _MAX_RETRY_AFTER: Final[Micros] = 300 * SECOND
-"""The longest `Retry-After`."""
+"""The longest `Retry-After`. (The gateway tells clients 59 s at most, which all SDKs obey.)"""
 
 
 class FlowPool(SlotPool):

@@ -29,6 +29,7 @@ class RateGate:
             return None
         ticket.transition(TicketEvent.REJECT)
         ticket.counters.rate_limited += 1
+        # At least a second, because `Retry-After` is in whole seconds.
         retry_after = self._fixed_retry_after or max(SECOND, self.bucket.next_token_at(now) - now)
         return Decision(now, ticket.id, Action.REJECT, Reason.RATE_LIMITED, None, retry_after)
 

@@ -117,6 +117,7 @@ class UsageLimits:
         bounds = [*self._bounds(ticket, now)]
         refused = [refusal for bound in bounds if (refusal := _refusal(bound, ticket, now)) is not None]
         if refused:
+            # The one that lasts longest: who comes back when another limit has room again would be refused by this one.
             return max(refused, key=_severity)
         self._changed |= {bound.window.key: bound.window for bound in bounds}
         shares = [
@@ -165,6 +166,7 @@ class UsageLimits:
 
     def _window(self, kind: LimitKind, tenant: str, model: str | None, now: Micros) -> UsageWindow:
         key, windows = (kind.key, tenant, model), self._windows
+        # Taken out and put back, so that the dict is in the order of use.
         window = windows.pop(key, None) or UsageWindow(kind.span, key)
         windows[key] = window
         if len(windows) > MAX_WINDOWS:

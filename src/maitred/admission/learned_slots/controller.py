@@ -102,6 +102,7 @@ class SlotController:
         self._is_shared = False
         self._reading: EngineReading | None = None
         self._reading_at: Micros | None = None
+        # Between `BUSY_INTERVAL` and `CALM_INTERVAL`, until some readings have told.
         self._period = SECOND // 4
         self._ended_at_reading = 0
         self._failed = 0

@@ -54,6 +54,8 @@ def lead_of(own: OwnLoad) -> int:
 
 def urgent_lead_of(own: OwnLoad) -> int:
     """Return the further slots above the limit that are for urgent requests alone, where the pool keeps them."""
+    # Rounded to the nearest, so that an engine has one if it ends 50 requests a second. XXX: 10 ms are a guess, as the 5 ms of
+    # `lead_of`.
     return int(own.ended_per_sec * 0.010 + 0.5) - lead_of(own)
 
 
@@ -188,6 +190,8 @@ class LimitSearch:
             self.distrust()
         self.limit = self.last_limit = self._confirmed = limit
         self.largest_limit = max(limit, self.largest_limit)
+        # XXX: 0.85 is a guess: near enough to full for memory to be what binds. To be measured: the usage at which real engines
+        # evict.
         self._confirmed_at, self._confirmed_at_full_memory = now, kv_usage > 0.85
         self._raises, self._ever_confirmed, self.is_probing = 0, True, False
         self._set(limit + self._lead(own), SlotReason.CONFIRMED)

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 def share_slots(slots: int, asked: Mapping[str, int]) -> dict[str, int]:
     """Return how many of `slots` each model is offered, at least 1; `asked` is how many each could use now. O(n log n)."""
     left, shares = slots, {}
+    # The smallest demand first: what it leaves of an equal share is divided among the larger ones.
     by_demand = sorted(asked, key=lambda model: (asked[model], model))
     for place, model in enumerate(by_demand):
         shares[model] = min(asked[model], -(-left // (len(by_demand) - place)))

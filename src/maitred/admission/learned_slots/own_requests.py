@@ -29,7 +29,8 @@ from maitred.core.errors import InvariantError
 from maitred.core.units import MILLISECOND, SECOND, Micros
 
 _RATE_WINDOW: Final = 2.0
-"""Time constant of the rate of completions, s."""
+"""Time constant of the rate of completions, s. XXX: a guess: longer than the bursts in which a batch ends, shorter than a limit
+is trusted. To be measured: how evenly real engines end requests."""
 
 
 class OwnRequest:

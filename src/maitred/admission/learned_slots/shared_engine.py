@@ -47,6 +47,8 @@ class SharedEngine:
         # not measured.
         seen = reading.running + reading.waiting - ours > max(1, 0.04 * reading.running)
         self._sightings = min(_MOST_SIGHTINGS, self._sightings + 1) if seen else max(0, self._sightings - 1)
+        # XXX: 3 is a guess: one or two looks may be wrong. To be measured: how often a page shows more than was sent, without
+        # strangers.
         if self._sightings < 3:
             self._slots = None
         return self._sightings >= 3
@@ -80,6 +82,7 @@ class SharedEngine:
             ours = 0.5 * (waiting - lead) * own.in_flight / (running + waiting)
             share = max(0.1 * top, used - max(0.03 * share, ours))
         elif waiting <= lead and full:
+            # XXX: a sixty-fourth is a guess, as above.
             share += max(0.25, running / 64)  # The same for all gateways, whatever they have: that makes shares equal.
         if now < self._stands_until:
             share = max(share, top)

@@ -27,6 +27,7 @@ from maitred.core.request import RequestId
 from maitred.core.units import Micros
 
 NEVER: Final[Micros] = 1 << 61
+"""Later than any instant. Compiled code keeps whole numbers below 1 << 62 in one word, and compares them without a call."""
 
 
 class Agenda:

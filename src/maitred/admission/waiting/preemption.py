@@ -72,6 +72,7 @@ class PreemptionCandidates:
                 group = self.groups[ticket.victim_group] = OrderedDict()
                 insort(self._order, ticket.victim_group)
             group[ticket.id] = ticket
+            # Never lowered: a number that is too large only lets a search be made that finds nothing.
             if ticket.slot_units > self._most_units:  # noqa: PLR1730 - max() costs more
                 self._most_units = ticket.slot_units
 

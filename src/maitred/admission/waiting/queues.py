@@ -244,6 +244,7 @@ class LaneQueue:
             # cost that another tenant has just run up.
             if queue.virtual_time > self._virtual_time:  # noqa: PLR1730 - max() would cost as much as all of the rest
                 self._virtual_time = queue.virtual_time
+            # At least 1: requests that cost nothing would keep their tenant first for ever.
             ticket.charged, ticket.charged_in = max(1, ticket.cost), self._period
             queue.virtual_time += self._virtual_cost(ticket, ticket.charged)
             ticket.charged_until = queue.virtual_time

@@ -26,9 +26,10 @@ from maitred.core.units import SECOND, Micros
 MIN_RETRY_AFTER: Final[Micros] = SECOND
 """The smallest estimate, µs."""
 _SPEED_WINDOW: Final = 64
-"""Admissions from which the speed is computed."""
+"""Admissions from which the speed is computed. XXX: a guess: more of them even out answers of unequal length, fewer follow a
+speed that changes. To be measured: the scores of the estimates, by this number."""
 _MAX_SCORED_ESTIMATES: Final = 256
-"""Estimates that are scored at a time; further ones are made and not scored."""
+"""Estimates that are scored at a time; further ones are made and not scored, since a flood of rejections makes one for each."""
 
 
 class _Estimate(msgspec.Struct, frozen=True, gc=False):

@@ -17,6 +17,8 @@ from maitred.admission.terms.limits import LimitState, LimitStatus
 from maitred.core.units import Micros
 
 NUM_SLOTS: Final = 60
+"""Slots of a window: room comes back a sixtieth of the span late at most, and 60 pairs of numbers are all that is kept. (A
+token bucket, which is one number, lets twice the limit through within a span.)"""
 WindowKey: TypeAlias = tuple[str, str, str | None]
 """The key of a limit, a tenant, and a model, None: all of them."""
 

@@ -27,10 +27,14 @@ from itertools import accumulate
 from typing import Final
 
 _PER_OCTAVE: Final = 4
+"""Buckets for each doubling of the length, each 19 % wider than the one before."""
 _OCTAVES: Final = 30
+"""Doublings that have buckets: more tokens than any answer has."""
 _EDGES: Final[Sequence[int]] = sorted({round(2 ** (index / _PER_OCTAVE)) for index in range(_OCTAVES * _PER_OCTAVE)})
 """The least lengths of the buckets, in tokens."""
 _STRATA: Final = 8
+"""Places in the distribution: a power of two, so that some bits of a number choose one. XXX: 8 is a guess: fewer are a coarser
+sample of the lengths, and each costs a row of predictions."""
 _LAST_STRATUM: Final = _STRATA - 1
 _FADING: Final = 1000
 """Answers after which one counts 1/e."""
@@ -59,6 +63,7 @@ class _Distribution:
         """Count `length`, which is at least 1."""
         self._next_weight *= 1 + 1 / _FADING
         self._add(length, self._next_weight)
+        # Weights grow for ever, and a float would lose the older ones in the sum long before it overflows.
         if self._next_weight > 1e9:
             self._weights = [weight / self._next_weight for weight in self._weights]
             self._next_weight = 1.0
@@ -84,6 +89,7 @@ class _Distribution:
             end = max(end, bucket)
             while end < last and below[end + 1] < wanted:
                 end += 1
+            # Nothing but the rounding of sums may be left there.
             if total - below[bucket] <= 1e-9 * total:
                 quantiles.append(2 * _EDGES[bucket])  # longer than all that are known: as long again
             else:

@@ -52,6 +52,7 @@ from maitred.batching.trtllm.llm_request import LlmRequest, RequestList
 from maitred.batching.trtllm.schedulers import RequestScheduler, SchedulerOutput
 
 _STEPS_OF_PROMPTS: Final = 16
+"""Default of `max_prefill_tokens`, in `prefill_speed`: what prompts lose by it, and decodes wait, is in the docstring above."""
 
 
 @BATCH_SCHEDULERS.register("maitred")

@@ -33,6 +33,8 @@ from maitred.batching.trtllm.kv_cache_view import KvCacheView
 from maitred.batching.trtllm.llm_request import LlmRequest, RequestList
 
 _MOST_CAUTION: Final = 4.0
+"""The most that predicted lengths are multiplied by: answers of another kind than those before may be several times as long.
+XXX: a guess. To be measured: how much longer answers become when recorded traffic changes."""
 _ALARM: Final = 1.1
 """Factor on the caution with each step that pauses a request too early. Where predictions are right on average, about one
 request in a hundred is."""
@@ -91,6 +93,7 @@ class MaitredState:
         """KV tokens of requests in the middle of their answers: the mean over those that are complete, in which old ones fade;
         0 before the first."""
         self.lengths = AnswerLengths()
+        # A guess until the first one returns: half of what it had is cached still.
         self.recomputed_share = 0.5 if kv_cache.enable_block_reuse else 1.0
         """Share of its KV that a request computes again after a pause: the rest is still cached. A mean over those that came
         back, in which old ones fade."""

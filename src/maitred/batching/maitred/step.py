@@ -255,7 +255,7 @@ class MaitredStep:
             missing = self._missing_without(chosen, request, releases.free_blocks[0])
         for victim in chosen:
             self._pause(victim, [0 for _ in self._spare])
-        state.has_ended = False
+        state.has_ended = False  # The paused come back after an end: what they have left is for `request`.
         return True
 
     def _missing_without(self, paused: RequestList, request: LlmRequest, free_blocks: int) -> int:

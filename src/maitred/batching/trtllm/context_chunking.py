@@ -22,6 +22,7 @@ import msgspec
 from maitred.batching.trtllm.llm_request import LlmRequest
 
 UNLIMITED: Final = 1 << 62
+"""More tokens or steps than there ever are, for sums and comparisons without a case of their own."""
 CostRule: TypeAlias = Callable[[int, int, int], int]
 
 

@@ -128,6 +128,8 @@ class ContinuousBatch(RunningBatch):
         if tokens > self._max_tokens - decodes or tokens > self._max_chunk_tokens:
             return False
         taken = -(-tokens // blocks.block_size)
+        # Decodes take their blocks before prompts do. The watermark is room for them to grow, and keeps nothing out of an empty
+        # batch.
         if not blocks.has_room(taken + (self._watermark_blocks if decodes else 0), 1):
             return False
         blocks.reserve(taken)
@@ -150,7 +152,7 @@ class ContinuousBatch(RunningBatch):
         seq.num_computed_tokens = tokens = seq.prompt_tokens
         seq.num_scheduled_tokens = 0
         seq.is_decoding = True
-        seq.decode_origin_step = self.step_index - 1
+        seq.decode_origin_step = self.step_index - 1  # its first token came with the step that has just been counted
         self.num_decodes += 1
         self.context_tokens += tokens
         self._blocks.start_decode(tokens)
@@ -240,6 +242,8 @@ class ContinuousBatch(RunningBatch):
             computed, total = seq.num_computed_tokens, seq.num_tokens_to_prefill
             tokens = min(total - computed, self._max_chunk_tokens, budget)
             budget -= tokens
+            # The blocks of all tokens less those of the computed ones, both rounded up: without calls, for each prompt in each
+            # step.
             needed += -(-(computed + tokens) // size) + (-computed // size)
             chunks.append(PrefillChunk(tokens, computed, total, seq))
         return budget, needed

@@ -28,7 +28,7 @@ class PrefillCadence:
         self._interval = interval
         self._num_steps = 0
         """Steps with tokens so far."""
-        self._last_prefill = -interval
+        self._last_prefill = -interval  # so that nothing holds the first prompt back
         self._has_backlog = False
         self._has_prefill = False
         """Whether the step that is planned computes a prompt, or was to before the sequence was preempted."""
