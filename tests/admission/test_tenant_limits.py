@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from random import Random
 from typing import Any
 
-from admission_timeline import BULK, DEFAULT, INTERACTIVE, Timeline
+import pytest
+from admission_timeline import BULK, DEFAULT, INTERACTIVE, Timeline, classes
 
-from maitred.admission import ReleaseReason
+from maitred.admission import Admission, ReleaseReason
+from maitred.core.decisions import Decision
+from maitred.core.request import Request
 
 LARGE = {"queue_size": 1000, "queue_timeout_secs": 1000}
 
@@ -302,3 +307,47 @@ def test_the_victim_is_the_newest_of_the_lowest_class_whose_tokens_suffice() -> 
 
     assert t.submit(1, "vip", INTERACTIVE, cost=50)[0] == "b_enough preempt higher_class vip"
     assert t.submit(1, "vip2", INTERACTIVE, cost=45)[0] == "b_large preempt higher_class vip2"
+
+
+def test_a_reload_that_leaves_the_weights_as_they_are_lets_no_tenant_begin_anew() -> None:
+    """b has just had as much as twenty requests of a."""
+    said = policies(a={"weight": 1})
+    t = Timeline(1, said, default=LARGE)
+    t.submit(0, "held")
+    t.submit(1, "b0", tenant="auth:b", cost=200)
+    for n in range(30):
+        t.submit(1, f"a{n}", tenant="auth:a", cost=10)
+        t.submit(1, f"b{n + 1}", tenant="auth:b", cost=10)
+    assert serve(t, "held", 3) == "baa"
+
+    t.reconfigure(20, {**said, "preemption_budget_ms": 60}, default=LARGE)
+    assert serve(t, "a1", 15) == "a" * 15
+    t.reconfigure(30, policies(a={"weight": 2}), default=LARGE)
+    assert serve(t, "a16", 3).count("b") == 1, "with other weights all begin anew"
+
+
+def flow_of_requests(seed: int, reloads: bool) -> list[str]:
+    """Return the decisions on requests of three tenants with weights; in between, requests end with more or less than expected,
+    lanes run empty, and the same configuration is read again, if it is."""
+    dice, decisions = Random(seed), list[str]()
+    config = classes(policies(a={"weight": 2}, b={"weight": 3, "max_in_flight": 2}), default=LARGE)
+    core = Admission(config, {"m": 2})
+    running: list[int] = []
+    for number in range(150):
+        made: Sequence[Decision] = ()
+        if dice.random() < 0.55:
+            request = Request(id=number, arrival=number, prompt_tokens=1, model="m", tenant=f"auth:{dice.choice('abc')}")
+            made = core.submit(core.make_ticket(request, dice.randint(0, 50)), number)
+        elif running:
+            made = core.release(running.pop(dice.randrange(len(running))), ReleaseReason.DRAINED, number, dice.randint(0, 80))
+        if reloads and number % 7 == 0:
+            assert core.reconfigure(config, number) == []
+        decisions += [f"{d.subject} {d.action} {d.reason}" for d in made]
+        running += [d.subject for d in made if d.action == "admit"]
+        core.check()
+    return decisions
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_reading_the_same_configuration_again_changes_no_decision(seed: int) -> None:
+    assert flow_of_requests(seed, reloads=True) == flow_of_requests(seed, reloads=False)

@@ -44,7 +44,7 @@ class PoolDirectory:
         self._capacities: dict[str, int] = {}
         self._leads: dict[str, Lead] = {}
         self._former: dict[PriorityClass, ClassView] = {}
-        """What the models counted that have been removed, by class."""
+        """The counters of the models that have been removed, summed by class."""
         self._changes = 0
         """How often pools have come or gone."""
         self._load_probe = load_probe
@@ -72,6 +72,9 @@ class PoolDirectory:
         self._agenda.has_other_pools = len(names) > 1
         for model in self._capacities:
             self._assign_pool(model)
+        kept = [(self.by_name[name], former[name]) for name in self.by_name.keys() & former.keys()]
+        # Where weights stay, tenants owe each other what they did: a reload lets none have its share twice.
+        shared = {pool.name for pool, previous in kept if _share_alike(pool, previous)}
         # Pools keep the order in which they are given requests: a victim is the newest holder of a slot, and queues are not
         # sorted.
         for ticket in sorted(tickets, key=_adoption_order):
@@ -80,10 +83,15 @@ class PoolDirectory:
                 ticket.counters.in_flight -= 1
             else:
                 ticket.counters.waiting -= 1
-            self.by_model[ticket.pool].adopt(ticket)
+            pool = self.by_model[ticket.pool]
+            if pool.name not in shared:
+                ticket.charged = 0  # Its tenant begins anew, and owes nothing for it.
+            pool.adopt(ticket)
         # Only now: a request that joins an empty queue restarts its estimator, and the inherited speed would be lost.
-        for name in self.by_name.keys() & former.keys():
-            self.by_name[name].inherit_from(former[name])
+        for pool, previous in kept:
+            pool.inherit_from(previous)
+            if pool.name in shared and isinstance(pool, ClassPool) and isinstance(previous, ClassPool):
+                pool.queues.inherit_from(previous.queues)
 
     def note_adopted(self, tickets: Iterable[Ticket]) -> None:
         """Note requests that another core has decided on, and that `reconfigure` is about to move into pools."""
@@ -215,6 +223,11 @@ class PoolDirectory:
                 FlowPool, rules=rules, sequence_numbers=self.sequence_numbers, agenda=self._agenda, dispatcher=dispatcher
             )
         return partial(ClassPool, rules=rules, sequence_numbers=self.sequence_numbers, agenda=self._agenda)
+
+
+def _share_alike(pool: SlotPool, former: SlotPool) -> bool:
+    """Return whether tenants have weights in both pools, the same ones."""
+    return pool.rules.tenant_weights is not None and pool.rules.tenant_weights == former.rules.tenant_weights
 
 
 def _adoption_order(ticket: Ticket) -> tuple[bool, int]:

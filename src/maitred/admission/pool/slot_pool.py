@@ -88,7 +88,6 @@ class SlotPool(ABC):
     def adopt(self, ticket: Ticket) -> None:
         """Take over a request from a pool under other rules, in its state. To be called in the order of sequence numbers."""
         ticket.lane = self.rules.lane_of[ticket.priority_class]
-        ticket.charged = 0  # Tenants begin anew in the queues of this pool.
         ticket.victim_group = None if ticket.retried else self._victim_group(ticket)
         self._set_slot_units(ticket)
         if ticket.state in SLOT_HOLDING_STATES:

@@ -102,6 +102,11 @@ class PoolQueues:
         self._preemption_budget = rules.preemption_budget
         self._retry_estimators = retry_estimators
 
+    def inherit_from(self, former: PoolQueues) -> None:
+        """Take over how much each tenant has been served (`LaneQueue.inherit_from`)."""
+        for queue, previous in zip(self.lanes, former.lanes, strict=True):
+            queue.inherit_from(previous)
+
     def is_lane_full(self, lane: int) -> bool:
         """Return whether no further request may queue, but for one that has queued before."""
         return len(self.lanes[lane]) >= self._sizes[lane]

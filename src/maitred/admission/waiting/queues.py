@@ -18,6 +18,8 @@ A tenant with an empty queue resumes at the virtual time of the lane, or at its 
 The cost is an estimate, by limits that clients set. When the request has ended, its tenant is charged for the tokens that it
 had instead (`settle`), unless the lane was idle meanwhile.
 
+A reload that leaves the weights as they are leaves the virtual times, too. With other weights all tenants begin anew.
+
 A request that was preempted and is tried again goes before all others of its lane.
 
 Any request may leave from the middle. All have the same timeout, so the one that times out first is the oldest.
@@ -220,6 +222,16 @@ class LaneQueue:
         if len(queue.waiting) == 1:
             self._serving_order.place(queue)
 
+    def inherit_from(self, former: LaneQueue) -> None:
+        """Take over how much each tenant has been served, from a queue with the same weights whose requests wait here now."""
+        self._period, self._virtual_time = former._period, former._virtual_time
+        self._idle_virtual_times, before = former._idle_virtual_times, former._tenant_queues
+        for name, queue in self._tenant_queues.items():
+            queue.virtual_time = before[name].virtual_time if name in before else self._resumed_at(name)
+        # Equal virtual times go in the order of the places, so the order that there was stays.
+        for queue in sorted(self._tenant_queues.values(), key=lambda q: (q.name not in before, _number_of(before.get(q.name)))):
+            self._serving_order.place(queue)
+
     def peek(self) -> Ticket | None:
         """Return the request that is next, of tenants below their limits, or None."""
         entries = self._serving_order.entries
@@ -322,10 +334,13 @@ class LaneQueue:
         name = self._queue_name(ticket)
         queue = self._tenant_queues.get(name)
         if queue is None:
-            # A tenant saves nothing up while it is idle, and still pays for a request that has just been served.
-            virtual_time = max(self._virtual_time, self._idle_virtual_times.pop(name, 0))
-            queue = self._tenant_queues[name] = _TenantQueue(name, ticket.tenant_account, virtual_time)
+            queue = self._tenant_queues[name] = _TenantQueue(name, ticket.tenant_account, self._resumed_at(name))
         return queue
+
+    def _resumed_at(self, name: str) -> int:
+        """Return the virtual time at which a tenant without waiting requests goes on."""
+        # A tenant saves nothing up while it is idle, and still pays for a request that has just been served.
+        return max(self._virtual_time, self._idle_virtual_times.pop(name, 0))
 
     def _drop_empty(self, queue: _TenantQueue) -> None:
         self._serving_order.remove(queue)
@@ -342,3 +357,7 @@ class LaneQueue:
             self._idle_virtual_times[name] = virtual_time
             if len(self._idle_virtual_times) > _MAX_IDLE_TENANTS:
                 self._idle_virtual_times.popitem(last=False)
+
+
+def _number_of(queue: _TenantQueue | None) -> int:
+    return 0 if queue is None else queue.number
