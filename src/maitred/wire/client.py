@@ -272,6 +272,10 @@ class ConnectionPool:
             self._expiry_timer = self._loop.call_at(self._idle[0].idle_since + kept_secs, self._close_expired)
 
 
+def _ignore(descriptor: int) -> None:
+    """Do nothing."""
+
+
 class UpstreamClient:
     """Sends requests to any number of origins. Used inside one event loop."""
 
@@ -279,7 +283,7 @@ class UpstreamClient:
         self.machine = machine or Machine()
         """Where it runs."""
         self.limits = limits or UpstreamLimits()
-        self.on_descriptor: Callable[[int], object] = int
+        self.on_descriptor: Callable[[int], object] = _ignore
         """Told the descriptor of each connection that is made, which may have to make room for the next."""
         self._pools: dict[Origin, ConnectionPool] = {}
         self._tls: ClientContext | None = None

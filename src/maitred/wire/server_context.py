@@ -24,8 +24,13 @@ _TELL_SECS: Final = 60.0
 log = logging.getLogger("maitred.wire")
 
 
+def _no_server() -> None:
+    """Raise RuntimeError, in place of what a server sets: connections are there without one in tests alone."""
+    raise RuntimeError("no server has been started with this context, so none can end")
+
+
 class Closable(Protocol):
-    """What accepts connections."""
+    """An acceptor of connections."""
 
     def close(self) -> None:
         """Accept no more."""
@@ -33,7 +38,7 @@ class Closable(Protocol):
 
 
 class DescriptorOwner(Protocol):
-    """What holds the descriptor of a connection from a client."""
+    """The owner of the descriptor of a connection from a client."""
 
     def abort(self) -> None:
         """Close the connection at once."""
@@ -63,7 +68,7 @@ class OpenConnection(DescriptorOwner, Protocol):
 
 
 class ServerContext:
-    """What all connections of a server share, on whichever of its ports they came."""
+    """The common state of all connections of a server, on whichever of its ports they came."""
 
     def __init__(
         self,
@@ -76,9 +81,9 @@ class ServerContext:
         connection without a request is kept."""
         self.loop = loop
         self.keep_alive_secs = keep_alive_secs
-        self.request_stop: Callable[[], object] = int
+        self.request_stop: Callable[[], object] = _no_server
         """Begins the end of the server, as SIGTERM does; further calls do nothing."""
-        self.leave_ports: Callable[[], object] = int
+        self.leave_ports: Callable[[], object] = _no_server
         """Begins the end of the server with its second phase, or ends the first one: the ports are another process's now."""
         machine = machine or Machine()
         self.clock = clock_of(loop, machine.clock)
@@ -87,7 +92,7 @@ class ServerContext:
         # does must follow from what it was told.
         self.connections: dict[OpenConnection, None] = {}
         self.acceptors: list[Closable] = []
-        """What accepts connections, until the server stops."""
+        """The acceptors of its ports, until the server stops."""
         self.handshakes: dict[DescriptorOwner, None] = {}
         """Connections over TLS that are not made yet."""
         self._unwatched: dict[OpenConnection, None] = {}

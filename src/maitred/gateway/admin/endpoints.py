@@ -51,13 +51,17 @@ def _send_draining(exchange: Exchange, backend: Backend) -> None:
     send_json(exchange, 200, answer)
 
 
+def _ignore() -> None:
+    """Do nothing."""
+
+
 class DrainSwitch:
     """Begins the end of a gateway: the same as SIGTERM."""
 
     def __init__(self, settle_secs: float, drain_secs: float) -> None:
         self._settle_secs, self._drain_secs = settle_secs, drain_secs
-        self.request_stop: Callable[[], object] = int
-        """Begins the end; further calls do nothing. Set as soon as something serves."""
+        self.request_stop: Callable[[], object] = _ignore
+        """Begins the end; further calls do nothing. Set as soon as something serves: only then does a request come here."""
 
     def begin(self) -> dict[str, Any]:
         """Begin the end, and return what is said of it."""
