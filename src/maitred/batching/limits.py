@@ -18,7 +18,7 @@ from maitred.core.sequence import SequenceState
 
 
 class BatchLimits(msgspec.Struct, frozen=True):
-    """What one step may hold."""
+    """The limits of one step."""
 
     max_num_seqs: int
     """Sequences in the running batch."""

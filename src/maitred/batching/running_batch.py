@@ -29,7 +29,7 @@ from maitred.kv import BlockManager, PrefixBlockManager
 
 
 class StepPlan:
-    """What one step does: a token for every decoding sequence, and some chunks of prompts.
+    """The plan of one step: a token for every decoding sequence, and some chunks of prompts.
 
     In a repetition of it each sequence that decodes has a token more, and each chunk is the next one of its prompt, as large as
     the one before.

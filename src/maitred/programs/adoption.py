@@ -24,7 +24,7 @@ from maitred.programs.program_table import ProgramTable
 
 
 class ProgramRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What is kept of a program while none of its requests is under way."""
+    """The record of a program, as it is kept while none of its requests is under way."""
 
     tenant: str
     name: str

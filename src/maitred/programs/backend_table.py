@@ -62,7 +62,7 @@ class BackendTable:
         return True
 
     def set_status(self, backend: BackendMemory, status: BackendStatus) -> None:
-        """Note what may be done with a backend."""
+        """Set the status of a backend."""
         backend.status = status
         for pool in self._pools_of[backend.index]:
             pool.note_status()

@@ -1,4 +1,4 @@
-"""What a program and a decision about it can be."""
+"""The closed sets of this room: phases and states of programs, actions and reasons of decisions, the status of a backend."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from maitred.core.units import Micros
 
 
 class ProgramPhase(StrEnum):
-    """What a program does now."""
+    """The phase of a program."""
 
     REASONING = "reasoning"
     """At least one of its requests is under way or waits."""
@@ -31,7 +31,7 @@ class ProgramState(StrEnum):
 
 
 class ProgramAction(StrEnum):
-    """What is decided."""
+    """The action of a decision."""
 
     GRANT = "grant"
     """The request may go to `backend` now."""
@@ -111,7 +111,7 @@ class ProgramDecision(msgspec.Struct, frozen=True, gc=False):
 
 
 class BackendStatus(StrEnum):
-    """What may be done with a backend."""
+    """The status of a backend."""
 
     UP = "up"
     DRAINING = "draining"

@@ -39,7 +39,7 @@ to be sorted."""
 
 
 class TenantClaim(NamedTuple):
-    """What the program whose turn it is lacks where most room is, and may get from other tenants."""
+    """The claim of the program whose turn it is to tokens that other tenants hold at the backend with most room."""
 
     program: Program
     backend: BackendMemory

@@ -22,7 +22,7 @@ from maitred.programs.program import Program
 
 
 class Room(NamedTuple):
-    """What one backend has left."""
+    """The room at one backend."""
 
     backend: int
     tokens: float

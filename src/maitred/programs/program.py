@@ -48,7 +48,7 @@ class ProgramRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):
-    """What a backend reports of one request."""
+    """The tokens of one request, as its backend reports them."""
 
     prompt_tokens: int
     total_tokens: int
@@ -57,7 +57,7 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
 
 
 class TenantPrograms:
-    """What is known of all programs of one tenant together."""
+    """The sums over all programs of one tenant."""
 
     # No program is kept here: a copy (pickle) follows what each object keeps, and must not go from program to program.
     __slots__ = ("held_tokens", "num_placed", "num_programs")
@@ -71,7 +71,7 @@ class TenantPrograms:
 
 
 class Program:
-    """What is known of one program.
+    """One program, as far as it is known.
 
     What it does now and whether it holds memory follow from `contexts`, `waiting` and `backend` (`phase`, `state`), and
     `needed_tokens` from these and `idle_contexts`, so that none of them can contradict the others."""
@@ -126,7 +126,7 @@ class Program:
         self.characters = 0
         """Characters of the body of its last request."""
         self.idle_contexts = IdleContexts(is_one=has_one_context)
-        """What its ended requests have left in KV memory; while it is paused, what the last one has."""
+        """The contexts that its ended requests have left in KV memory; while it is paused, that of the last one."""
         self.contexts: dict[RequestId, int] = {}
         """Tokens of each request under way."""
         self.waiting: dict[RequestId, int] = {}
@@ -163,7 +163,7 @@ class Program:
 
     @property
     def phase(self) -> ProgramPhase:
-        """What it does now."""
+        """REASONING while a request of it is under way or waits, else ACTING."""
         return ProgramPhase.REASONING if self.contexts or self.waiting else ProgramPhase.ACTING
 
     @property

@@ -56,7 +56,7 @@ class ServerCertificate:
         self.files = read_certificate(chain, key, where=where, prefix=prefix)
         """Those in force."""
         self.context = self.files.context
-        """What connections are made with."""
+        """The context that connections are made with."""
         self._log_date_problems()
 
     def use(self, files: CertificateFiles) -> None:
@@ -78,7 +78,7 @@ class CertificateFiles(NamedTuple):
     """The files of a certificate, as they have been read."""
 
     context: ssl.SSLContext
-    """What they have been loaded into."""
+    """The context into which they have been loaded."""
     validities: Sequence[Validity | None]
     """Those of the chain; None: not known."""
     chain: bytes

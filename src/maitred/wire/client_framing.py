@@ -27,7 +27,7 @@ from maitred.wire.messages import END, Event, FramingError, FramingMisuse, Heade
 
 _PROTOCOL: Final = b"HTTP/"
 _INTERIM_BYTES: Final = 32
-"""What an interim response counts for, beside its headers."""
+"""Bytes that an interim response counts for, beside its headers."""
 
 _BODILESS: Final = (204, 304)
 """Statuses of responses that have no body, whatever their head says (RFC 9112, 6.3)."""
@@ -94,7 +94,7 @@ class ClientFraming(MessageFraming):
         self._has_interim = False
         """Whether an interim response came before the final one."""
         self._is_over = False
-        """Whether the response has ended, so that what follows belongs to no request."""
+        """Whether the response has ended: further bytes belong to no request."""
 
     def send_request(
         self,

@@ -70,7 +70,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._has_head = False
         self._is_reading_paused = self._is_writing_paused = False
         self._unsent: memoryview | None = None
-        """What is still to be written of a large body."""
+        """The rest of a large body, still to be written; or None."""
         self._last_received = 0.0
 
     def send_request(

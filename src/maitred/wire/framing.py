@@ -66,7 +66,7 @@ _SEND_BODY: Final = State.SEND_BODY
 
 
 class MessageFraming:
-    """What both ends share: states, the parser and its limits, pieces of bodies. The parser calls the `on_` methods."""
+    """The common part of both ends: states, the parser and its limits, pieces of bodies. The parser calls the `on_` methods."""
 
     # Slots, because more than thirty attributes would be a dictionary for each connection.
     __slots__ = (

@@ -21,7 +21,7 @@ _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 """The numbers by which glibc's `mallopt` knows the two options (malloc.h)."""
 _OTHER_LIBRARY: Final = (AttributeError, OSError, TypeError)
-"""What comes of asking where there is no glibc, or on Windows."""
+"""The errors of asking where there is no glibc, or on Windows."""
 
 
 def keep_freed_memory() -> None:

@@ -66,7 +66,7 @@ class Machine:
         self.clock = clock or Clock()
         """The clock of all parts."""
         self.service_manager = service_manager or ServiceManager()
-        """What has started this process."""
+        """The service manager that has started this process."""
         self.random: random.Random = random.SystemRandom()
         """Draws what no other process may draw as well."""
 

@@ -18,7 +18,7 @@ Headers: TypeAlias = list[tuple[bytes, bytes]]
 
 
 class State(IntEnum):
-    """What one end of a connection may do."""
+    """The state of one end of a connection, by which it may send something or not."""
 
     IDLE = auto()
     SEND_RESPONSE = auto()
@@ -30,7 +30,7 @@ class State(IntEnum):
 
 
 class MessageKind(IntEnum):
-    """What an end sends."""
+    """The kinds of things that an end sends."""
 
     REQUEST = auto()
     RESPONSE = auto()

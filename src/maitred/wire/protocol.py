@@ -74,7 +74,7 @@ class ServerConnection(asyncio.Protocol):
         """Whether what the client sends is dropped."""
         self._is_reading = True
         self._parked_bytes = 0
-        """What this connection has added to the context's."""
+        """The bytes of this connection among the `parked_bytes` of the context."""
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -281,7 +281,7 @@ class ServerConnection(asyncio.Protocol):
         self._update_reading()
 
     def _after_read(self) -> None:
-        """Note what a read has left incomplete, or waiting."""
+        """Watch the head or body that a read has left incomplete, and count the bytes that it has left to wait."""
         framing = self._framing
         if framing.peer is _SEND_BODY:
             if self._upload is None:

@@ -85,7 +85,7 @@ class ServerFraming(MessageFraming):
         self._skips_parser = False
         """Whether the parser is not given the body under way."""
         self._slice = b""
-        """What the parser was given last; of a head that came in several slices, all of them."""
+        """The bytes that the parser was given last; of a head that came in several slices, all of them."""
         self._is_at_start = True
         """Whether the next head is the first thing in there."""
         # Of the head under way.

@@ -60,7 +60,7 @@ measured: after how many what recorded classes need stays the same."""
 
 
 class ArrivalNeeds:
-    """What the arrivals of one class needed, in slots."""
+    """The needs of the arrivals of one class, in slots."""
 
     __slots__ = ("_by_period", "_freed", "_missing", "_pending", "_period_ends_at")
 

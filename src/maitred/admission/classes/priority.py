@@ -40,7 +40,7 @@ _NO_SLOT: Final = Reason.NO_SLOT
 CURED_BY_PREEMPTION: Final = frozenset((Reason.NO_SLOT, Reason.HELD_BY_RESERVATION))
 # BEHIND_QUEUE is not among them: a newcomer that preempted then would pass the requests that wait already, and these preempt
 # themselves as soon as they can. Nor are the limits of tenants and rates, which a victim's slot does not raise.
-"""What keeps a request from a slot and could be changed by a preemption."""
+"""The reasons that keep a request from a slot and that a preemption could change."""
 _ONE_PROMOTION: Final = 1_000_000
 """One promotion in the units of the budget. Whole numbers, because ten times 0.1 is less than 1 in floats."""
 

@@ -71,7 +71,7 @@ class UsageLimits:
         self._changed: dict[WindowKey, UsageWindow] = {}
         """Those that `take_changed` has not returned since."""
         self._recalled: dict[WindowKey, list[tuple[int, int]]] = {}
-        """What was taken over of each: numbers of slots, and amounts."""
+        """The amounts that were taken over of each, with the numbers of their slots."""
         self._rules: dict[tuple[str, str | None], LimitRule] = {}
 
     def use(self, rules: Sequence[LimitRule]) -> None:

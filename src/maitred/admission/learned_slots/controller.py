@@ -125,7 +125,7 @@ class SlotController:
 
     @property
     def learned(self) -> LearnedLimit | None:
-        """What another process may begin with (`recall`), or None while nothing is known."""
+        """The limit that another process may begin with (`recall`), or None while none is known."""
         limit = self._search.last_limit
         return None if limit is None else LearnedLimit(limit, self._search.limit is not None)
 

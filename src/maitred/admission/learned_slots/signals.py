@@ -30,7 +30,7 @@ class EngineReading(msgspec.Struct, frozen=True):
 
 
 class OwnLoad(msgspec.Struct, frozen=True):
-    """What a driver counts of the requests that it has sent to one engine. See `own_requests`."""
+    """The counts that a driver keeps of its requests to one engine. See `own_requests`."""
 
     in_flight: int = 0
     most_in_flight: int = 0
@@ -67,7 +67,7 @@ class OwnLoad(msgspec.Struct, frozen=True):
 
 
 class PoolDemand(msgspec.Struct, frozen=True):
-    """What waits in front of the engine."""
+    """The demand for slots in front of the engine."""
 
     wanted: bool = False
     """Whether a request waits for a slot (and not for the limit of its tenant)."""
@@ -122,7 +122,7 @@ class SlotReason(StrEnum):
 
 
 class LearnedLimit(msgspec.Struct, frozen=True, array_like=True):
-    """What has been learned of one engine, for another process."""
+    """The limit of one engine that was learned, for another process."""
 
     limit: Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
     """The limit that was believed last. What a probe lends is not in it."""

@@ -41,7 +41,7 @@ class Agenda:
         self.tickets: dict[RequestId, Ticket] = {}
         """All requests that wait or hold a slot. A pool removes those that it rejects."""
         self.reserved: dict[RequestId, Reservation] = {}
-        """What those of them have reserved that limits hold for."""
+        """The reservations of those of them that limits hold for."""
         self.next_due_at: Micros = NEVER
         """The instant before which time changes nothing, which may be too early; NEVER if it never changes anything."""
         self.is_open = False

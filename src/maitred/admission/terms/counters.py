@@ -28,7 +28,7 @@ _HISTOGRAMS = ("queue_wait", "slot_hold", "wasted_slot_time")
 
 
 class ClassCounters:
-    """What became of the requests of one class of one model. Requests that have left stay here as numbers."""
+    """The outcomes of the requests of one class of one model. Requests that have left stay here as numbers."""
 
     __slots__ = (*_COUNTS, *_COUNTS_BY_KEY, *_HISTOGRAMS)
 
@@ -103,7 +103,7 @@ class ClassView(ClassCounters):
         self.pressure = 0.0
         """How full its queue is, or how far it is above its reservation, whichever is more; 0 to 1, of the fullest pool."""
         self.retry_after_error = Histogram(ERROR_BOUNDS)
-        """What rejections estimated as `Retry-After` minus what it took, µs."""
+        """The errors of `Retry-After`: the estimate less the time that it took, µs."""
 
     def merge_view(self, other: ClassView) -> None:
         """Add what `other` shows of the same class in another pool."""

@@ -56,7 +56,7 @@ def tenant_problem(tenant: str) -> str | None:
 
 
 class TenantAccount:
-    """What one tenant holds and waits for, and its limits. The pools keep the account up to date."""
+    """The account of one tenant: what it holds and waits for, and its limits. The pools keep the account up to date."""
 
     __slots__ = ("awaiting_victims", "in_flight", "max_in_flight", "max_queued", "most_slots", "name", "queued", "slot_share")
 

@@ -187,7 +187,7 @@ class Ticket:
         self.lane = 0
         """Index of the queue and the slots that it uses: its class, where there are classes."""
         self.charged = 0
-        """What its tenant was charged for it, in tokens; 0 if it did not wait among tenants with weights (`queues`)."""
+        """The tokens that its tenant was charged for it; 0 if it did not wait among tenants with weights (`queues`)."""
         self.charged_in = 0
         """The busy period of its lane in which that was."""
         self.charged_until = 0

@@ -24,7 +24,7 @@ WindowKey: TypeAlias = tuple[str, str, str | None]
 
 
 class UsageWindow:
-    """What was reserved within the last span. `now` never runs backwards."""
+    """The sum of all that was reserved within the last span. `now` never runs backwards."""
 
     __slots__ = ("_slots", "_span", "_width", "key", "used")
 
@@ -91,7 +91,7 @@ class UsageWindow:
         return wait if self.used + amount > limit else 0
 
     def state(self, limit: int, now: Micros) -> LimitState:
-        """Return what a client is told. Nothing that does not count any more may be left."""
+        """Return the state of the window under `limit`. To be called after `expire`."""
         reset = self._gone_at(self._slots[-1][0]) - now if self.used else 0
         return LimitState(limit, max(0, limit - self.used), reset)
 
@@ -100,7 +100,7 @@ class UsageWindow:
 
 
 class WindowShare(NamedTuple):
-    """What a request has reserved in one window."""
+    """The part of a reservation that is in one window."""
 
     window: UsageWindow
     slot: int
@@ -109,14 +109,14 @@ class WindowShare(NamedTuple):
 
 
 class Reservation:
-    """What one request has reserved."""
+    """The reservation of one request."""
 
     __slots__ = ("shares", "status")
 
     def __init__(self, shares: Sequence[WindowShare], status: LimitStatus) -> None:
         self.shares = shares
         self.status = status
-        """What its client is told."""
+        """The limits that its client is told."""
 
     def give_back(self) -> None:
         """Count nothing of the request any more."""

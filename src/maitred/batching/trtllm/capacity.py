@@ -43,7 +43,7 @@ class MaxRequests(CapacityScheduler):
 
 
 class BlockCountingScheduler(CapacityScheduler):
-    """What the policies that count blocks have in common."""
+    """The common part of the policies that count blocks."""
 
     def __init__(
         self,

@@ -58,7 +58,7 @@ class AdapterPages:
 
 
 class FreeBlocks:
-    """What remains free if every scheduled request runs to its completion. It may fall below 0 through requests that run."""
+    """The blocks that remain free if every scheduled request runs to its completion: less than 0 perhaps, by what runs."""
 
     def __init__(self, kv_cache: KvCacheView) -> None:
         self._kv_cache = kv_cache
@@ -74,7 +74,7 @@ class FreeBlocks:
         return needed if all(map(int.__le__, needed, self._free)) else None
 
     def reserve(self, needed: Sequence[int]) -> None:
-        """Subtract what `try_reserve` has returned."""
+        """Subtract the blocks that `try_reserve` has returned."""
         self._subtract(needed)
 
     def _subtract(self, needed: Sequence[int]) -> None:
@@ -103,7 +103,7 @@ class StepBlocks:
         return taken if all(map(int.__le__, taken, self._releases.free_blocks)) else None
 
     def take(self, taken: list[int]) -> None:
-        """Take what `try_take` has returned."""
+        """Take the blocks that `try_take` has returned."""
         self._taken = taken
 
     def release(self, request: LlmRequest) -> None:

@@ -47,7 +47,7 @@ class ContextChunkingConfig(msgspec.Struct, frozen=True):
 
 
 class ChunkLimits(msgspec.Struct, frozen=True):
-    """What the chunks of one step may take, in tokens; None: no limit."""
+    """The limits of the chunks of one step, in tokens; None: no limit."""
 
     unit: int
     capacity: int | None = None

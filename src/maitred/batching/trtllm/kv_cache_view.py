@@ -19,7 +19,7 @@ from maitred.batching.trtllm.llm_request import LlmRequest
 
 
 class ReusedPrefix(msgspec.Struct, frozen=True, gc=False):
-    """What is cached of the prompt of a request, by one walk through the cache. All counts are leading full blocks."""
+    """The cached prefix of the prompt of a request, by one walk through the cache. All counts are leading full blocks."""
 
     first_new_block: Hashable = None
     """The key of the first block of the prompt that is not cached, or None if all full ones are."""

@@ -26,7 +26,7 @@ MicroBatchResult: TypeAlias = tuple[RequestList, RequestList] | tuple[RequestLis
 
 
 class SchedulerOutput(msgspec.Struct):
-    """What one step does. The lists of requests that run are disjoint."""
+    """The decision about one step. The lists of requests that run are disjoint."""
 
     context_requests: RequestList
     generation_requests: RequestList

@@ -159,7 +159,7 @@ class ContinuousBatch(RunningBatch):
         return seq
 
     def finish(self, seq: SequenceState) -> None:
-        # As `remove`, of a sequence that decodes, after a step: then none stands still.
+        """Remove `seq`, whose answer is complete: as `remove`, of a sequence that decodes while none stands still."""
         del self.sequences[seq.request_id]
         seq.is_decoding = False
         seq.num_output_tokens = emitted = self.step_index - seq.decode_origin_step
