@@ -62,7 +62,7 @@ class Cluster:
         election = open_election(link.election, link, machine.random)
         pages = ("127.0.0.1", 0)
         configs, at = (self.settings, self.rules, None, self.programs), {"port": port, "pages": pages}
-        return SchedulerGateway(*configs, **at, election=election, machine=machine, reload=self._read_again)
+        return SchedulerGateway(*configs, **at, link=link, election=election, machine=machine, reload=self._read_again)
 
     def _read_again(self) -> GatewaySettings:
         return GatewaySettings(gateway=self.settings, admission=self.rules, programs=self.programs)
@@ -84,7 +84,11 @@ class Cluster:
             RemoteScheduler, dialer=dialer, name=f"g{len(self.gateways)}", secret=link_secret(link), degrading=degrading
         )
         gateway = LinkedGateway(
-            self.settings, self.rules, None, self.programs, make_scheduler=make, machine=self.machine, reload=self._read_again
+            *(self.settings, self.rules, None, self.programs),
+            link=link,
+            make_scheduler=make,
+            machine=self.machine,
+            reload=self._read_again,
         )
         self.urls.append(await self._stack.enter_async_context(running_server(gateway, machine=self.machine)))
         self.gateways.append(gateway)

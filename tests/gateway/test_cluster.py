@@ -487,6 +487,33 @@ def test_a_link_without_a_good_secret_is_refused(link: dict[str, str], words: st
         link_secret(SchedulerConfig(**link))
 
 
+def test_a_reload_reads_the_secret_of_the_link_again(tmp_path: Path) -> None:
+    """Links that are open stay as they are; a gateway that has the old secret is turned away until it has read the new one."""
+    file = tmp_path / "secret"
+    file.write_text(SECRET)
+
+    async def scenario() -> None:
+        async with cluster(None, secret=None, secret_file=str(file)) as c:
+            scheduler = await c.add_scheduler()
+            first = await c.add_gateway()
+            await c.linked()
+            file.write_text("short")
+            for url in (c.pages[scheduler], c.urls[0]):
+                status, said = await c.ask(url, "/admin/reload", "POST")
+                assert (status, b"scheduler.secret_file: the secret has 5 characters" in said) == (400, True)
+            file.write_text(f"another {SECRET}")
+            assert (await c.ask(c.pages[scheduler], "/admin/reload", "POST"))[0] == 200
+            assert (await (await c.start_request(0)).read_response())[0] == 200
+
+            link = first.scheduler.link
+            link._writer.transport.abort()  # type: ignore[union-attr]
+            await c.until(lambda: "secret" in str(link.problem))
+            assert (await c.ask(c.urls[0], "/admin/reload", "POST"))[0] == 200
+            await c.linked()
+
+    run_on_sockets(scenario())
+
+
 def test_a_secret_in_a_file_may_end_with_a_line(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text(f"{SECRET}\n")
     assert link_secret(SchedulerConfig(secret_file=str(tmp_path / "secret"))) == SECRET.encode()

@@ -2,8 +2,8 @@
 
     port          `tls_cert`, `tls_key`
     admin_port    `admin_tls_cert`, `admin_tls_key`; else those of `port`, unless `admin_tls: none`
-    links         of the section `scheduler`: at either end of the link `tls_cert`, `tls_key`, `tls_ca`; for Envoy
-                  `ext_proc_tls_cert`, `ext_proc_tls_key`
+    links         of the section `scheduler`: at either end of the link `tls_cert`, `tls_key`, `tls_ca`, and `secret_file`; for
+                  Envoy `ext_proc_tls_cert`, `ext_proc_tls_key`
 
 A reload reads all of them before it changes any: what does not fit leaves every port as it was. Whether a port speaks TLS at
 all is settled at the start.
@@ -11,17 +11,16 @@ all is settled at the start.
 
 from __future__ import annotations
 
-import ssl
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from maitred.core.errors import ConfigError
 from maitred.gateway.config import GatewayConfig
 from maitred.wire.certificate import CertificateFiles, ServerCertificate, read_certificate
 from maitred.wire.clock import Clock
 from maitred.wire.origin import Origin
-from maitred.wire.tls import ReloadedContext, trusting_context
+from maitred.wire.tls import trusting_context
 
 
 class PortFiles(NamedTuple):
@@ -29,7 +28,21 @@ class PortFiles(NamedTuple):
 
     port: CertificateFiles | None
     admin_port: CertificateFiles | None
-    links: Sequence[ssl.SSLContext]
+    links: Sequence[Any]
+    """What each part of links has made."""
+
+
+class LinkPart(Protocol):
+    """What a link to other processes takes from files: the context of TLS, or the secret."""
+
+    @property
+    def make(self) -> Callable[[], Any]:
+        """Read the files again, in a thread, and return what `use` takes. Raises ConfigError."""
+        ...
+
+    def use(self, made: Any, /) -> None:
+        """Use this for all further connections. Cannot fail."""
+        ...
 
 
 class PortCertificates:
@@ -42,12 +55,12 @@ class PortCertificates:
         """That of `port`, or None for plain HTTP."""
         self.admin_port = None if admin_files is None else ServerCertificate(*admin_files, clock=clock, **_admin_keys(config))
         """That of `admin_port`, or None for plain HTTP, or if there is no such port."""
-        self._links: list[ReloadedContext] = []
+        self._links: list[LinkPart] = []
 
-    def add_link(self, context: ReloadedContext | None) -> None:
-        """Have reloads make the context anew of a link to other processes; None: it has no TLS."""
-        if context is not None:
-            self._links.append(context)
+    def add_link(self, part: LinkPart | None) -> None:
+        """Have reloads read a part of a link again; None: it is in no file."""
+        if part is not None:
+            self._links.append(part)
 
     def read(self, config: GatewayConfig, in_force: GatewayConfig) -> PortFiles:
         """Return the files that `config` names for the ports that speak TLS, or those of `in_force` where it names none. To be
@@ -65,8 +78,8 @@ class PortCertificates:
         for certificate, read in ((self.port, files.port), (self.admin_port, files.admin_port)):
             if certificate is not None and read is not None:
                 certificate.use(read)
-        for link, context in zip(self._links, files.links, strict=True):
-            link.use(context)
+        for link, made in zip(self._links, files.links, strict=True):
+            link.use(made)
 
 
 def certificate_problems(config: GatewayConfig, now: datetime) -> Iterator[ConfigError]:

@@ -1,6 +1,6 @@
 """What both ends of a link take from the configuration: the secret, the contexts of TLS, the election, and their name.
 
-All is read at the start, and the files of TLS again by each reload.
+All is read at the start, and the files of TLS and of the secret again by each reload.
 """
 
 from __future__ import annotations
@@ -35,6 +35,19 @@ def link_secret(config: SchedulerConfig) -> bytes:
         problem = f"the secret has {len(secret)} characters"
         raise ConfigError(problem, where=where, hint=f"{_LEAST_SECRET} at least, drawn at random")
     return secret
+
+
+class ReloadedSecret:
+    """The secret of a link, read again from its file by each reload. Links that are open go on."""
+
+    def __init__(self, config: SchedulerConfig, use: Callable[[bytes], None]) -> None:
+        """`use` is given each secret that was read, to prove further links by."""
+        self.make, self.use = partial(link_secret, config), use
+
+
+def reloaded_secret(config: SchedulerConfig, use: Callable[[bytes], None]) -> ReloadedSecret | None:
+    """Return what reads the secret again, or None if it is in no file of its own."""
+    return None if config.secret_file is None else ReloadedSecret(config, use)
 
 
 def link_name(config: SchedulerConfig) -> str:

@@ -15,6 +15,7 @@ import msgspec
 from maitred.gateway.access.page_access import Viewer
 from maitred.gateway.app import Gateway
 from maitred.gateway.cluster.cluster_views import GatewayView
+from maitred.gateway.cluster.link_setup import reloaded_secret
 from maitred.gateway.routes import ROUTES
 from maitred.gateway.workers.notes import AdmissionRules, NoteKind
 from maitred.gateway.workers.worker import AskedPages, WorkerEndpoints
@@ -58,7 +59,9 @@ class AwaitingGateway(Gateway):
     def __init__(self, *args: Any, **named: Any) -> None:
         """As `Gateway`."""
         super().__init__(*args, **named)
-        self.certificates.add_link(self.scheduler.link.dialer.tls)
+        link = self.scheduler.link
+        self.certificates.add_link(link.dialer.tls)
+        self.certificates.add_link(reloaded_secret(self.settings().scheduler, link.use_secret))
 
     def __call__(self, exchange: Exchange) -> Coroutine[Any, Any, None]:
         if not self.scheduler.fleet.is_told and exchange.path in ROUTES:

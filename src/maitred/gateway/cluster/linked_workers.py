@@ -24,7 +24,7 @@ from maitred.admission import AdmissionConfig
 from maitred.core.units import Micros, to_seconds
 from maitred.gateway.access.page_access import Viewer
 from maitred.gateway.cluster.cluster_views import GatewayView, link_families
-from maitred.gateway.cluster.link_setup import link_name, link_secret, make_dialer
+from maitred.gateway.cluster.link_setup import link_name, link_secret, make_dialer, reloaded_secret
 from maitred.gateway.cluster.linked_gateway import AwaitingGateway, ends_the_gateway, is_of_fleet
 from maitred.gateway.observe.state import ClusterState, LinkedGatewayState
 from maitred.gateway.workers.notes import AdmissionRules, NoteKind
@@ -155,6 +155,7 @@ class LinkedParent(ParentGateway):
 
         super().__init__(*args, link=link, machine=machine, make_scheduler=make_both, **named)
         self.certificates.add_link(self.scheduler.link.dialer.tls)
+        self.certificates.add_link(reloaded_secret(link, self.scheduler.link.use_secret))
         self._name_of = partial(name_at_scheduler, link)
         self._totals.first_data = lambda: {each.url: each.first_data_times for each in self.scheduler.fleet.backends}
         view = WorkersView(self.scheduler, self._clock, self._totals, self._workers)

@@ -19,6 +19,7 @@ from maitred.core.units import Micros
 from maitred.gateway import error_responses
 from maitred.gateway.admin.reload import GatewaySettings
 from maitred.gateway.cluster.cluster_views import SchedulerView
+from maitred.gateway.cluster.link_setup import reloaded_secret
 from maitred.gateway.routes import ROUTES
 from maitred.gateway.workers.notes import NoteKind
 from maitred.gateway.workers.parent import ParentGateway
@@ -65,6 +66,7 @@ class SchedulerGateway(ParentGateway):
         """As `Gateway`. `pages` are host and port of the pages."""
         super().__init__(*args, write_settings=lambda settings: None, **named)
         self.certificates.add_link(port.tls)
+        self.certificates.add_link(reloaded_secret(self.settings().scheduler, self._use_secret))
         self._link_port, self._election, self._pages_at = port, election, pages
         self.link_address: LinkAddress | None = None
         """Where gateways connect, with a number in place of port 0; None before it listens, and if none may."""
@@ -79,6 +81,12 @@ class SchedulerGateway(ParentGateway):
         view = SchedulerView(self._link_port.name, host, self.machine.clock)
         self._snapshots.cluster = view.state
         self._collector.add(view.families)
+
+    def _use_secret(self, secret: bytes) -> None:
+        """Take further links by another secret."""
+        self._link_port.secret = secret
+        if self.host is not None:
+            self.host.end.secret = secret
 
     async def stop(self) -> None:
         await self.close_host()

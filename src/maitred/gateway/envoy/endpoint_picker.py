@@ -129,6 +129,10 @@ class EndpointPicker:
         await self._scheduler.close()
         self._endpoints.close()
 
+    def use_secret(self, secret: bytes) -> None:
+        """Prove further links to the scheduler by another secret."""
+        self._scheduler.link.use_secret(secret)
+
     def reconfigure(self, settings: GatewaySettings) -> None:
         """Go by other settings from now on, as far as these may change while requests are served."""
         config = msgspec.structs.replace(settings.gateway, sse_keepalive_secs=0.0)

@@ -73,6 +73,11 @@ class PickerScheduler(SchedulerGateway):
             return str(self.ext_proc_address)
         return super()._advertised()
 
+    def _use_secret(self, secret: bytes) -> None:
+        super()._use_secret(secret)
+        if self.picker is not None:
+            self.picker.use_secret(secret)
+
     async def _on_reloaded(self, settings: GatewaySettings) -> None:
         if self.picker is not None:
             self.picker.reconfigure(settings)

@@ -103,7 +103,8 @@ class GatewayEnd:
         """What a scheduler has told last of what it has learned, for the one that leads next."""
         self.notes_for_scheduler: Callable[[], Iterable[Note]] = tuple
         """Returns what each scheduler is told with a hello."""
-        self._secret, self._limits = secret, limits
+        self.secret, self._limits = secret, limits
+        """The secret that each further connection is proven by: another one may be set."""
         self._channel: Channel | None = None
         self._requests: dict[int, GatewayRequest] = {}
         self._memories = GatewayMemories()
@@ -119,7 +120,7 @@ class GatewayEnd:
 
     def connect(self, nonce: bytes, now: Micros) -> None:
         """Begin on a new connection, in place of the one before. Raises ValueError for a nonce of a wrong length."""
-        self._channel = Channel(Side.GATEWAY, self._secret, nonce, self._limits)
+        self._channel = Channel(Side.GATEWAY, self.secret, nonce, self._limits)
         self.state, self._connected_at = _GREETING, now
         self.lease.end()
         self._marks.clear()

@@ -79,13 +79,13 @@ class SchedulerEnd:
         memories: MemoryHost | None = None,
         notes: DecisionLog | None = None,
     ) -> None:
-        """`make_core` returns an admission core without models, made at a time. `lease`: how long a gateway may start requests
-        after a beat, and `reclaim_after`: for how long the slots of one that is gone are held at most, µs. `pool_of` returns
-        the pool of a model, and `load_probe` the load of its backends. `memories` decides about agent programs.
-        `notes` is told which class each request has asked for, if there is a log."""
+        """`secret` proves each further connection: another may be set. `make_core` returns an admission core without models,
+        made at a time. `lease`: how long a gateway may start requests after a beat, and `reclaim_after`: for how long the slots
+        of one that is gone are held at most, µs. `pool_of` returns the pool of a model, and `load_probe` the load of its
+        backends. `memories` decides about agent programs. `notes`, if given, is told which class each request has asked for."""
         self.epoch: int | None = None
         """The epoch under which this scheduler leads, or None if it stands by."""
-        self._secret, self._make_core, self._make_placer = secret, make_core, make_placer
+        self.secret, self._make_core, self._make_placer = secret, make_core, make_placer
         self._lease, self._reclaim_after, self._limits = lease, reclaim_after, limits
         self._leads_until: Micros = 0
         self._pool_of, self._load_probe = pool_of, load_probe
@@ -221,7 +221,7 @@ class SchedulerEnd:
 
     def accept(self, connection: ConnectionId, nonce: bytes, now: Micros) -> None:
         """Take a connection. Raises ValueError for a nonce of a wrong length."""
-        self._links[connection] = GatewayConnection(Channel(Side.SCHEDULER, self._secret, nonce, self._limits), now)
+        self._links[connection] = GatewayConnection(Channel(Side.SCHEDULER, self.secret, nonce, self._limits), now)
         self._quiet_until = 0
 
     def lost(self, connection: ConnectionId, now: Micros) -> None:

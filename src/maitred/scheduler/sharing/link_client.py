@@ -82,6 +82,10 @@ class LinkClient:
         """Called once, with the reason, when nobody listens any more, if a scheduler that is gone does not come back. Then no
         connection is tried again."""
 
+    def use_secret(self, secret: bytes) -> None:
+        """Prove further links by another secret."""
+        self.end.secret = secret
+
     def start(self) -> None:
         """Connect, inside this event loop."""
         self._task = asyncio.create_task(self._connect_repeatedly())
