@@ -153,4 +153,5 @@ class _Releases(ReleaseSimulation):
             self._free += held
             return
         self._released.append((self._kv_cache._requests[request.request_id].seq, held))
+        # All together, because a block that several of them share is free only when the last one has released it.
         self._free = self._kv_cache.free_blocks[0] + prefixed.blocks_freed_by(self._released)

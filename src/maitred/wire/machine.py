@@ -83,6 +83,7 @@ class Machine:
         passed = self.service_manager.take(port)
         if passed is not None:
             return [SystemListener(passed)]
+        # Without SO_REUSEPORT, by which another process that listens there, and allows it, would not be noticed.
         first = _listen(host, port)
         if number == 1 or not hasattr(socket, "SO_REUSEPORT"):
             return [first]

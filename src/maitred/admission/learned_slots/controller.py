@@ -182,7 +182,7 @@ class SlotController:
         if last is not None and None not in (reading.progress, last.progress) and _went_back(reading, last):
             self._forget()  # A restart. The slots stay: most engines should be what they were. (Not measured.)
         if self._reading_at is not None:
-            # A gap without requests says nothing.
+            # A mean over some five. A gap without requests says nothing.
             self._period += (min(now - self._reading_at, 2 * BUSY_INTERVAL) - self._period) // 5
         since = self._period if self._reading_at is None else now - self._reading_at
         self._reading, self._reading_at, self._is_blind = reading, now, False
@@ -199,6 +199,8 @@ class SlotController:
             self._search.slots = self._shared.slots(reading, own, demand, self.slots, lead_of(own), full=full, now=now)
             reason = SlotReason.SHARED
         else:
+            # Ours alone, as the search takes them: no more run than were sent, and of those only what has no data, or none
+            # lately, can wait.
             running = min(reading.running, own.most_in_flight)
             waiting = min(reading.waiting, own.unanswered + own.silent)
             self._search.look(running, waiting, own, demand, kv_usage=reading.kv_usage, period=self._period, now=now)

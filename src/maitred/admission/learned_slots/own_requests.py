@@ -125,7 +125,8 @@ class OwnRequests:
             prompts += request.prompt_tokens
             unstreamed += 0 if request.is_streamed else request.sequences
             if not request.pieces:
-                # After a dispatch and two steps without data it may be in the engine's own queue.
+                # After a dispatch and two steps without data it may be in the engine's own queue. XXX: guesses, as is what is
+                # allowed below. To be measured: first tokens of a real engine without a queue, by the length of prompts.
                 age = now - request.sent_at
                 unanswered += request.sequences if age > 10 * MILLISECOND + 2 * gap else 0
                 # A longer prompt takes longer by itself, and only what exceeds that is a sign of a queue.
