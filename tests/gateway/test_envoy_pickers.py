@@ -249,7 +249,8 @@ def test_an_envoy_of_ours_ends_with_a_process_that_is_killed():
                 await end(process)
                 with contextlib.suppress(ConnectionRefusedError):
                     while True:
-                        (await ask(f"http://127.0.0.1:{port}")).disconnect()
+                        with contextlib.suppress(ConnectionResetError):  # in the queue of the port as that was closed
+                            (await ask(f"http://127.0.0.1:{port}")).disconnect()
                         await asyncio.sleep(0.05)
         finally:
             await end(process)
