@@ -142,7 +142,7 @@ class InFlightOrder:
     __slots__ = ("_choices", "_counts", "_fleet", "_next_check", "_position_of", "_queues", "changed", "fewest")
 
     def __init__(self, fleet: FleetView) -> None:
-        self._fleet = fleet
+        self._fleet = list(fleet)  # a list is the quickest to look up
         self._position_of = {view.index: position for position, view in enumerate(fleet)}
         self._choices = [Choice(view.index, "least_loaded") for view in fleet]
         self._counts: list[int] = []
