@@ -72,8 +72,9 @@ class SharedWorld:
     async def wait_until_idle(self) -> None:
         """Wait until no request is left anywhere, and check the books."""
         await self.wait_until(lambda: not self.host.requests)
-        for check in self.scheduler.checks().values():
-            check()
+        for scheduler in (self.scheduler, *(gateway.scheduler for gateway in self.gateways)):
+            for check in scheduler.checks().values():
+                check()
         for backend in self.scheduler.fleet.backends:
             assert not backend.requests
             assert backend.in_flight == 0

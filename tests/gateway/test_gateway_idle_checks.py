@@ -87,7 +87,7 @@ def test_what_is_wrong_at_either_end_of_a_link_is_found() -> None:
             assert (await w.request(at=0))[0] == 200
             gateway = w.gateways[0].scheduler
             for checks in (w.scheduler.checks(), gateway.checks()):
-                assert {"link", "routing"} <= checks.keys()
+                assert {"admission", "fleet", "link", "routing"} <= checks.keys()
                 for check in checks.values():
                     check()
             w.host.end.books.by_ticket[7] = None

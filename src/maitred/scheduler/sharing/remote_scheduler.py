@@ -130,7 +130,12 @@ class RemoteScheduler(Scheduler):
             self._remote_programs.close()
 
     def checks(self) -> Mapping[str, Callable[[], None]]:
-        return {"link": self.link.end.check, "routing": partial(check_policy, self.router)}
+        return {
+            "admission": self.admission.core.check,
+            "fleet": self.fleet.check,
+            "link": self.link.end.check,
+            "routing": partial(check_policy, self.router),
+        }
 
     @property
     def fallback(self) -> str | None:

@@ -147,9 +147,10 @@ class Checks:
 
 
 def _check_end(process: Any) -> None:
-    """Check the end of a link. Raises InvariantError."""
+    """Check the end of a link, and at a gateway what else an idle one checks. Raises InvariantError."""
     if hasattr(process, "schedulers"):
-        process.gateway.scheduler.link.end.check()
+        for check in process.gateway.scheduler.checks().values():
+            check()
     elif process.host is not None:
         process.host.end.check()
 
