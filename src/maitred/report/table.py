@@ -50,7 +50,9 @@ def _targets(targets: Targets) -> str:
 
 
 _WIDEST = 1_000
-_COLUMN_STYLE = ("header_style", "style", "justify", "overflow", "min_width", "max_width", "no_wrap")
+_MOST_BETWEEN = 3
+"""Characters between two columns."""
+_COLUMN_STYLE = ("header_style", "style", "justify", "overflow", "width", "min_width", "max_width", "no_wrap")
 _COLUMNS = 80
 _MOST_GROUPS = 20
 _LONGEST_NAME = 18
@@ -87,13 +89,27 @@ def print_table(table: Table, console: Console) -> None:
 
     Each part has one figure at least: on a console narrower than that the lines are longer than the console.
     """
+    _measure_columns(table, console)
     for part, width in _parts(table, console, console.width):
         part.width = width
         console.print(part, no_wrap=True, crop=False, overflow="ignore")
 
 
+def _measure_columns(table: Table, console: Console) -> None:
+    """Give each column the width that its cells need, unless that is more than the widest line. Rich would measure every cell
+    three times: twice for the width of the table, and when it prints it, which takes as long as the printing itself. (Where
+    padding collapses, Rich adds less to a width that is given than it needs.)"""
+    options = console.options.update(max_width=_WIDEST)
+    widths = []
+    for column in table.columns:
+        needed = max(Measurement.get(console, options, cell).maximum for cell in (column.header, *column.cells))
+        widths.append(min(max(needed, column.min_width or 0), column.max_width or _WIDEST))
+    if not table.collapse_padding and sum(widths) + _MOST_BETWEEN * len(widths) <= _WIDEST:
+        for column, width in zip(table.columns, widths, strict=True):
+            column.width = width
+
+
 def _with_width(table: Table, console: Console) -> tuple[Table, int]:
-    """Return a table with its width, which takes about as long to find out as to print the table."""
     return table, Measurement.get(console, console.options.update(max_width=_WIDEST), table).maximum
 
 
