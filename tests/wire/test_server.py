@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import pytest
 from raw_upstream import run
@@ -267,3 +268,27 @@ def test_a_server_that_lets_its_ports_go_takes_one_signal_without_hurry(begins: 
         assert server._skips.is_set(), "a further signal ends the drain"
 
     run(scenario())
+
+
+def test_the_loop_makes_the_tasks_of_requests() -> None:
+    """One that is made past it would outlive its process in a world in memory, and a task factory would not see it."""
+    made: list[str] = []
+
+    def factory(loop: asyncio.AbstractEventLoop, coro: Any, **named: Any) -> asyncio.Task[Any]:
+        made.append(coro.__qualname__)
+        return asyncio.Task(coro, loop=loop, **named)
+
+    class Answering(App):
+        async def __call__(self, exchange: Exchange) -> None:
+            send_bytes(exchange, 200, b"done", b"text/plain")
+
+    async def scenario() -> None:
+        async with running_server(Answering()) as url:
+            asyncio.get_running_loop().set_task_factory(factory)
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]))
+            writer.write(b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+            assert (await reader.read()).endswith(b"done")
+            writer.close()
+
+    run(scenario())
+    assert any("_serve" in name for name in made)

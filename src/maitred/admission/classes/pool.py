@@ -15,8 +15,7 @@ starves may be promoted (`priority`). So after every event:
 Example: 2 slots without reservations, both held by bulk requests, b1 and then b2. The chat c1 finds no slot and preempts b2,
 the newer one; c2 preempts b1; c3 finds no victim and queues. When b2 has stopped, its slot is c1's, and that of b1 is c2's.
 
-Without classes (modes `off` and `legacy`) all requests share one lane, and a request rate may limit how fast they enter.
-Compiled (`tools/compile.py`).
+Without classes (modes `off`, `legacy`) all share one lane, and a rate may limit how they enter. Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations
