@@ -169,10 +169,8 @@ class ClientFraming(MessageFraming):
         if not self._in_body:
             self._begin = (self._begin + data).lstrip(b"\r\n")[: len(_PROTOCOL)]
         self._feed_parser(data)
-        if self.peer is _SEND_BODY and not self._is_over and self._may_parse:  # Pieces of a body alone.
-            events, self._inbox = self._inbox, []
-            return events
-        return self._take_events()
+        events, self._inbox = self._inbox, []
+        return events
 
     def receive_eof(self) -> list[Event]:
         """Take note that the server sends nothing more, and return the end of a response that it ends."""
@@ -180,7 +178,8 @@ class ClientFraming(MessageFraming):
             self.peer = _CLOSED
             return []
         self._end_response(is_reusable=False)
-        return self._take_events()
+        events, self._inbox = self._inbox, []
+        return events
 
     def next_exchange(self) -> None:
         """Begin the next exchange, when both ends are DONE."""
@@ -193,20 +192,15 @@ class ClientFraming(MessageFraming):
         self._move_own(MessageKind.CLOSE)
         self._stop_parsing()
 
-    def _take_events(self) -> list[Event]:
-        events, self._inbox = self._inbox, []
-        for event in events:
-            if type(event) is ResponseHead:
-                self._move_peer(_RESPONSE)
-            elif event is END:
-                self._move_peer(_END)
-            elif type(event) is FramingError:
-                self.peer = _ERROR
-        return events
+    def _on_fault(self, error: FramingError) -> None:
+        super()._on_fault(error)
+        self.peer = _ERROR
 
     def on_message_begin(self) -> None:
-        if self._is_over:
-            self.keep_alive = False  # Something follows the response.
+        if self._is_over:  # Something follows the response.
+            self.keep_alive = False
+            if self.peer is _DONE:
+                self.peer = _MUST_CLOSE
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._is_over:
@@ -246,6 +240,7 @@ class ClientFraming(MessageFraming):
             return
         self._in_body, self._head_bytes = True, 0
         self._inbox.append(ResponseHead(status, self._headers, self._length))
+        self._move_peer(_RESPONSE)
         if self._bodiless:
             self._end_response(is_reusable=False)  # The parser cannot be told that no body follows.
         else:
@@ -264,4 +259,5 @@ class ClientFraming(MessageFraming):
     def _end_response(self, *, is_reusable: bool) -> None:
         self._is_over = True
         self.keep_alive = is_reusable
+        self._move_peer(_END)
         self._inbox.append(END)

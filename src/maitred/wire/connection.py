@@ -196,27 +196,31 @@ class UpstreamConnection(asyncio.Protocol):
         self._on_closed(self)
 
     def _handle_events(self, events: list[Event]) -> None:
-        """Hand on what a read has brought: the pieces of the body as one, with the end of the response if it is there."""
-        response, pieces = self._response, []
+        """Hand on what a read has brought: a head, pieces of the body as one, the end of the response or an error; each of them
+        may be absent, and nothing else comes between."""
+        response, first = self._response, events[0] if events else None
         assert response is not None
-        for event in events:
-            if type(event) is bytes:
-                pieces.append(event)
-            elif type(event) is ResponseHead:
-                self._has_head, self._last_received = True, self._clock.time()
-                response.on_head(event.status, event.headers)
-                if self._timer is None or self._looks_at > self._last_received + self.limits.idle_secs:
-                    self._arm_silence_timer(self.limits.idle_secs)
-            elif event is END:
-                # The connection goes back before the end is delivered, so that what the end sets off finds it idle.
-                self._finish_response()
-                response.on_body(b"".join(pieces), False)
-                return  # What follows a response concerns the connection, and not the response.
-            else:
-                self._fail(pieces, ProtocolError(str(cast(FramingError, event))))
-                return
-        if pieces:
-            response.on_body(pieces[0] if len(pieces) == 1 else b"".join(pieces), True)
+        if END in events[-2:]:
+            events = events[
+                : events.index(END, -2) + 1
+            ]  # What follows a response concerns the connection, and not the response.
+        if type(first) is ResponseHead:
+            self._has_head, self._last_received = True, self._clock.time()
+            response.on_head(first.status, first.headers)
+            if self._timer is None or self._looks_at > self._last_received + self.limits.idle_secs:
+                self._arm_silence_timer(self.limits.idle_secs)
+            events = events[1:]
+        if not events:
+            return
+        last = events[-1]
+        if last is END:
+            # The connection goes back before the end is delivered, so that what the end sets off finds it idle.
+            self._finish_response()
+            response.on_body(_joined(events[:-1]), False)
+        elif type(last) is bytes:
+            response.on_body(_joined(events), True)
+        else:
+            self._fail(events[:-1], ProtocolError(str(cast(FramingError, last))))
 
     def _finish_response(self) -> None:
         """Return the connection to its pool if the next request cannot be affected by this one; otherwise close it."""
@@ -236,11 +240,11 @@ class UpstreamConnection(asyncio.Protocol):
         self.idle_since = self._loop.time()
         self._on_idle(self)
 
-    def _fail(self, pieces: list[bytes], error: UpstreamError) -> None:
+    def _fail(self, pieces: list[Event], error: UpstreamError) -> None:
         response = self._response
         # What came before the error is part of the body, and is delivered before the error.
         if pieces and response is not None:
-            response.on_body(b"".join(pieces), True)
+            response.on_body(_joined(pieces), True)
         self.abort()
         if response is not None:
             response.on_error(error)
@@ -272,3 +276,8 @@ class UpstreamConnection(asyncio.Protocol):
         else:
             where = "in the middle of its response" if self._has_head else "before its response"
             self._fail([], UpstreamTimeout(f"the upstream was silent for {allowed:g} s {where}"))
+
+
+def _joined(pieces: list[Event]) -> bytes:
+    """Return pieces of a body as one."""
+    return b"".join(cast(list[bytes], pieces))
