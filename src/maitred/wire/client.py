@@ -305,7 +305,7 @@ class UpstreamClient:
         `UpstreamResponse.close` does that. Raises UpstreamError, Withheld among others if it may not be sent, and ValueError
         if a header contains a line end.
         """
-        pool = self.pool(origin)
+        pool = self._pools.get(origin) or self.pool(origin)
         connection = pool.pop_idle() or await pool.acquire_new()
         if may_send is not None and not may_send():
             raise pool.withhold(connection)

@@ -80,21 +80,15 @@ class ClientFraming(MessageFraming):
         self._known_heads = known_heads or KnownHeads[ResponseHead]()
         self._last_head: KnownHead[ResponseHead] | None = None
         """The one that has come last of those that are kept."""
-        self._bodiless = self._until_close = self._is_at_start = False
+        # Of the response under way; `send_request` sets it back.
+        self._bodiless = self._until_close = self._is_at_start = self._has_interim = self._is_over = False
+        """Whether it may have no body; whether the end of the connection ends it; whether nothing of it has been received;
+        whether an interim response came before it; whether it has ended: further bytes belong to no request."""
+        self._begin = b""
+        """Its first bytes."""
 
     def _make_parser(self) -> Any:
         return httptools.HttpResponseParser(self)
-
-    def _begin_response(self) -> None:
-        self._is_at_start = True
-        """Whether nothing of the response has been received."""
-        self._begin = b""
-        """The first bytes of the response."""
-        self._until_close = False
-        self._has_interim = False
-        """Whether an interim response came before the final one."""
-        self._is_over = False
-        """Whether the response has ended: further bytes belong to no request."""
 
     def send_request(
         self,
@@ -120,7 +114,9 @@ class ClientFraming(MessageFraming):
         self.own = _DONE  # The body follows as it is.
         self.peer = _SEND_RESPONSE
         self._bodiless = method == "HEAD"
-        self._begin_response()
+        self._is_at_start = True
+        self._begin = b""
+        self._until_close = self._has_interim = self._is_over = False
         return head + block.lines + b"\r\n"
 
     def receive_data(self, data: bytes) -> list[Event]:

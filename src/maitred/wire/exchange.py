@@ -206,8 +206,8 @@ class Exchange:
         `read_body` is next."""
         if not self._body_is_whole or len(self.unread) != 1 or self.unread_bytes > limit:
             return None
-        (piece,), self.unread, self.unread_bytes = self.unread, [], 0
-        return piece
+        self.unread_bytes = 0
+        return self.unread.pop()
 
     async def read_body(self, limit: int, on_piece: Callable[[int], object] = _ignore_size) -> bytes:
         """Return the whole body, at most `limit` bytes. `on_piece` is called with the size of what has come, and may raise.

@@ -109,23 +109,13 @@ class ServerFraming(MessageFraming):
 
     def receive_data(self, data: bytes) -> list[Event]:
         """Return the events in what a read has brought, as far as the exchange before it has ended."""
-        if self.peer is _IDLE and not self.is_in_head:
-            return self._receive_head(data)
-        if self.peer in _AFTER_REQUEST:
-            # Bytes, and not requests: of a pipeline nobody knows yet whether this connection will answer it.
-            if self.peer is _DONE and self._may_parse:
-                self._pending.append(data)
-                self.pending_bytes += len(data)
-            return []
-        self._feed(data)
-        return self._take_events()
-
-    def _receive_head(self, data: bytes) -> list[Event]:
-        """Return the events in a read with which a request begins."""
-        if self._last_head is not None:
-            again = self._last_head.find_again(data)
+        if self.peer is not _IDLE or self.is_in_head:
+            return self._receive_more(data)
+        last = self._last_head
+        if last is not None:
+            again = last.find_again(data)
             if again is not None:
-                return self._take_known(self._last_head.head, again[0], data[again[1] :])
+                return self._take_known(last.head, again[0], data[again[1] :])
         seen = find_head(data)
         if seen is None:
             self._feed(data)
@@ -142,6 +132,17 @@ class ServerFraming(MessageFraming):
             head.memo = HeadMemo()
             self._known_heads.keep(key, data[:end], head)
         return events
+
+    def _receive_more(self, data: bytes) -> list[Event]:
+        """Return the events in a read behind the beginning of a request."""
+        if self.peer in _AFTER_REQUEST:
+            # Bytes, and not requests: of a pipeline nobody knows yet whether this connection will answer it.
+            if self.peer is _DONE and self._may_parse:
+                self._pending.append(data)
+                self.pending_bytes += len(data)
+            return []
+        self._feed(data)
+        return self._take_events()
 
     def _take_known(self, known: RequestHead, declared: int | None, body: bytes) -> list[Event]:
         """Return the events of a request with a head that was parsed before. The parser sees nothing of it."""

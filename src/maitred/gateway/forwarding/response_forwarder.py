@@ -96,8 +96,6 @@ class ResponseForwarder:
         self._withheld = b""
         """The part of the body that was received and not sent yet, as the client will get it."""
         self._has_data = False
-        self._first_sent = self._sent_before = self._last_sent = b""
-        """The first and the last two pieces of the body that the client was sent."""
 
     @property
     def withheld(self) -> bytes:
@@ -173,6 +171,8 @@ class ResponseForwarder:
     async def _forward_rest(self, busy: Awaitable[None] | None) -> None:
         """Send what follows the first piece of the body, when the client has taken that (`busy`)."""
         self._first_sent = self._last_sent = self._withheld
+        self._sent_before = b""
+        """The first and the last two pieces of the body that the client was sent."""
         try:
             if busy is not None:
                 await busy

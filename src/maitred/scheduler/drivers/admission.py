@@ -67,12 +67,12 @@ class SlotLease(CancelScope):
 
     queue_reason = ""
     """Why it waits, or has waited last, if it has."""
-    limits: LimitStatus | None = None
-    """The limits of requests and tokens that hold for it, as they were when it was counted, or None if none holds."""
 
     def __init__(self, request: Request, task: asyncio.Task[None]) -> None:
         self.task = task
         self.request = request
+        self.limits: LimitStatus | None = None
+        """The limits of requests and tokens that hold for it, as they were when it was counted, or None if none holds."""
         self.granted: asyncio.Future[Decision] | None = None
         """Done with the decision by which the request holds a slot, or gets none. None if it has had one from the beginning."""
 
