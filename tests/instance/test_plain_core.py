@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+import maitred
 from maitred.core.request import Request
 from maitred.instance import Instance, InstanceConfig, LinearLatency
 from maitred.instance.batch_former import standard_parts
@@ -158,3 +161,11 @@ def test_the_usual_runs_take_the_straight_line() -> None:
 def test_instances_have_it_whose_rules_allow_it(keys: dict[str, Any], is_plain: bool) -> None:
     config = InstanceConfig(**keys)
     assert (type(make_core(config, Random(0), standard_parts(config))) is PlainCore) == is_plain
+
+
+def test_no_policy_reads_how_long_an_answer_is() -> None:
+    """The engine core knows it, to know when the answer ends. A scheduler that read it would know the future."""
+    package = Path(maitred.__file__).parent
+    files = {path.relative_to(package).as_posix(): path.read_text() for path in package.rglob("*.py")}
+    readers = {name for name, text in files.items() if re.search(r"\.answer_length\b", text)}
+    assert readers == {"instance/engine_core.py", "instance/plain_core.py"}

@@ -26,7 +26,6 @@ Compiled (`tools/compile.py`).
 from __future__ import annotations
 
 from array import array
-from collections import defaultdict
 from collections.abc import Iterable
 from functools import cache, lru_cache
 from typing import Final
@@ -165,7 +164,7 @@ class StepMeter:
         run: with the linear model their time follows from that."""
         self._sketch = QuantileSketch()
         self._buckets = _bucket_table()
-        self._counts: defaultdict[int, int] = defaultdict(int)
+        self._counts: dict[int, int] = {}
         """Counts of the gaps, by bucket, that are not in the sketch yet."""
         self._total: Micros = 0
         """The sum of these gaps, with overhead; the smallest and the largest of them are beside it."""
@@ -232,7 +231,8 @@ class StepMeter:
     def add_single_gaps(self, gap: Micros, count: int) -> None:
         """Add `count` gaps of `gap` µs each. The log learns nothing of them."""
         gap += self._overhead
-        self._counts[self._buckets[gap] if gap < _TABLE_SIZE else _bucket_of(gap)] += count
+        bucket, counts = self._buckets[gap] if gap < _TABLE_SIZE else _bucket_of(gap), self._counts
+        counts[bucket] = counts.get(bucket, 0) + count
         self._total += gap * count
         self._smallest = gap if gap < self._smallest else self._smallest
         self._largest = gap if gap > self._largest else self._largest
@@ -258,16 +258,16 @@ class StepMeter:
         else:
             bucket, last_bucket = _bucket_of(shortest), _bucket_of(longest)
         if bucket == last_bucket:
-            counts[bucket] += steps * decodes
+            counts[bucket] = counts.get(bucket, 0) + steps * decodes
             return
         step = 0
         while bucket < last_bucket:
             beyond = -((first - ((bucket_end(bucket) - overhead) << SHIFT)) // growth)
             if beyond > step:
-                counts[bucket] += (beyond - step) * decodes
+                counts[bucket] = counts.get(bucket, 0) + (beyond - step) * decodes
                 step = beyond
             bucket += 1
-        counts[bucket] += (steps - step) * decodes
+        counts[bucket] = counts.get(bucket, 0) + (steps - step) * decodes
 
     def _add_growing(self, run: StepRun, steps: int, span: Micros, first: Micros) -> None:
         """Add a run of steps that take longer and longer, the first one `first` µs, and together `span`."""
@@ -283,7 +283,7 @@ class StepMeter:
         # A bucket is 1 % wide, and contexts grow by one token per step: runs of thousands of steps pass through few buckets.
         while step < steps:
             beyond = steps if bucket == last_bucket else self._first_step_beyond(bucket, run, step, steps - 1)
-            counts[bucket] += (beyond - step) * decodes
+            counts[bucket] = counts.get(bucket, 0) + (beyond - step) * decodes
             if self._itl_log is not None:
                 time = run.time_of(beyond)
                 self._itl_log.add_steps(bucket, beyond - step, time - time_before)

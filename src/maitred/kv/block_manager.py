@@ -92,8 +92,8 @@ class BlockManager:
 
     def has_room(self, blocks: int, steps: int) -> bool:
         """Return whether `blocks` blocks are free beside those that the decoding sequences open in the next `steps` steps."""
-        # In `block_size` steps each sequence opens exactly one block, so this is the most that they can open. Mostly it fits.
-        most = self._num_decodes * -(-(self._uncounted + steps) // self.block_size)
+        # In `block_size` steps each sequence opens exactly one block, so they open no more than this. Mostly it fits.
+        most = self._num_decodes * ((self._uncounted + steps) // self.block_size + 1)
         return blocks + most <= self._free or blocks <= self.free - self.decode_blocks(steps)
 
     def start_decode(self, tokens: int) -> None:
