@@ -4,7 +4,7 @@ request.py        Request: all that a policy sees; sequence.py: SequenceState, a
 contracts.py      the protocols by which the rooms meet: cores, queues, routers, prefix caches
 decisions.py      inputs and decisions as data, and the log of them; replay.py: a log run again; tapped_log.py: a log followed;
                   copying.py: a core copied in its state
-registry.py       the registry of plug-ins; policy_spec.py: how a policy and its parameters are written
+registry.py       the registry of plug-ins; policy_spec.py: how a policy and its parameters are written; imports.py: by name
 units.py          microseconds, and seconds at the edge; slo_classes.py: classes in the words of BLIS and GAIE
 errors.py         what every error tells: what, where, and what would be right
 python_json.py    JSON with NaN and Infinity, as Python writes it; field_types.py: types of fields of structs that programs make

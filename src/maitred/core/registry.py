@@ -26,9 +26,7 @@ Classes in modules that are compiled with mypyc cannot be registered, because th
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import pkgutil
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -40,6 +38,7 @@ from typing import Any, Final, Generic, TypeVar, get_args, get_type_hints
 import msgspec
 
 from maitred.core.errors import ConfigError, describe_expected, nearest_name_hint
+from maitred.core.imports import import_modules, imported
 from maitred.core.policy_spec import USAGE, PolicySpec, Value, parse_spec, word_of
 
 T = TypeVar("T")
@@ -154,7 +153,7 @@ class Registry(Generic[T]):
     def built_in(self) -> Mapping[str, Factory[T]]:
         """Return the policies that the modules of the kind's own packages register, by name."""
         for package in self._packages:
-            _import_modules(package)
+            import_modules(package)
         return self._known
 
     def usage(self, name: str) -> str:
@@ -199,7 +198,7 @@ class Registry(Generic[T]):
         packages = (*self._packages, *_SEARCHED_LAST)
         while name not in self._known and self._searched < len(packages):
             self._searched += 1
-            _import_modules(packages[self._searched - 1])
+            import_modules(packages[self._searched - 1])
         return name in self._known
 
     def _entry_points(self) -> Iterable[EntryPoint]:
@@ -207,7 +206,7 @@ class Registry(Generic[T]):
 
     def _by_path(self, path: str) -> Factory[T]:
         name, _, attribute = path.partition(":")
-        module = self._load(path, lambda: _imported(name))
+        module = self._load(path, lambda: imported(name))
         if not hasattr(module, attribute):
             own = [known for known, value in vars(module).items() if isinstance(value, type) and value.__module__ == name]
             near = nearest_name_hint(attribute, [known for known in own if not self._missing(getattr(module, known))])
@@ -379,31 +378,3 @@ def _made(name: str, factory: Factory[T]) -> T:
         raise ConfigError(f"{name}: {error}") from error
     except Exception as error:  # a class of the user's own may raise anything
         raise ConfigError(f"{name} cannot be made: {type(error).__name__}: {error}") from error
-
-
-def _imported(module: str) -> Any:
-    """Return the module. The working directory counts, as it does for `python -m`, but nothing there hides an installed one."""
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if "" in sys.path or error.name != module.partition(".")[0]:
-            raise
-    # At the end, so that a file of the user cannot hide an installed package of the same name.
-    sys.path.append("")
-    return importlib.import_module(module)
-
-
-def _import_modules(package: str) -> None:
-    """Import all modules of `package`, those of its subpackages too, so that they register what they hold."""
-    try:
-        found = importlib.import_module(package)
-    except ModuleNotFoundError as error:
-        if error.name != package:
-            raise
-        return
-    for module in pkgutil.iter_modules(getattr(found, "__path__", ())):
-        name = f"{package}.{module.name}"
-        if module.ispkg:
-            _import_modules(name)
-        else:
-            importlib.import_module(name)
