@@ -11,6 +11,8 @@ import maitred
 from maitred import ClusterConfig, ConfigError, InstanceConfig, Job, Load, Request, RoutingConfig, Slo
 from maitred.workload import closed_loop
 
+LOAD: Any = Load(rate=1.0, num_requests=3)
+
 
 def jobs() -> Any:
     return maitred.synthetic(rate=10, num_requests=3)
@@ -40,6 +42,17 @@ def one_job(**changes: Any) -> list[Job]:
         (lambda: maitred.simulate(one_job(arrival=1.5)), "request 0 has arrival 1.5 (float)"),
         (lambda: maitred.simulate(one_job(prompt_tokens="10")), "request 0 has prompt_tokens '10' (str)"),
         (lambda: maitred.simulate(one_job(output_tokens=3.0)), "request 0 has output_tokens 3.0 (float)"),
+        (lambda: maitred.simulate(one_job(id="a")), "request a has id 'a' (str)"),
+        (lambda: maitred.simulate(one_job(max_output_tokens=2.5)), "request 0 has max_output_tokens 2.5 (float)"),
+        (lambda: maitred.simulate(one_job(deadline=1.5)), "request 0 has deadline 1.5 (float)"),
+        (lambda: maitred.simulate([one_job()[0].request]), "the workload has a Request in place of a job"),
+        (lambda: maitred.simulate(None), "workload: a NoneType is no workload"),
+        (lambda: maitred.synthetic(10, 3, input_tokens=None), "input_tokens: None is not a length in tokens"),
+        (lambda: maitred.open_trace(5), "trace: 5 is no trace (a text: FILE or FORMAT:FILE)"),
+        (lambda: maitred.capacity(InstanceConfig(), workload=LOAD), "base: must be Candidate, not InstanceConfig"),
+        (lambda: maitred.capacity(workload=LOAD, num_instances="1"), "--num-instances: '1' cannot be used"),
+        (lambda: maitred.capacity(workload=LOAD, slo={"ttft_ms": 1}), "slo: must be Slo, not dict"),
+        (lambda: maitred.compare([InstanceConfig()], workload=LOAD), "a list is no candidate"),
     ],
 )
 def test_a_slip_has_one_clear_error(call: Callable[[], object], problem: str) -> None:
@@ -94,6 +107,11 @@ def test_the_order_of_sections_is_said() -> None:
         (lambda: InstanceConfig(total_kv_blocks="1"), TypeError, r"total_kv_blocks must be int or None, not '1' \(str\)"),
         (lambda: InstanceConfig(flavour="vlm"), ValueError, r"flavour 'vlm' cannot be chosen \(did you mean 'vllm'\?\)"),
         (lambda: ClusterConfig(num_instances="2"), TypeError, "num_instances must be int"),
+        (lambda: ClusterConfig(num_instances=2.5), TypeError, r"num_instances must be int, not 2.5 \(float\)"),
+        (lambda: ClusterConfig(num_instances=True), TypeError, r"num_instances must be int, not True \(bool\)"),
+        (lambda: InstanceConfig(latency_scale=True), TypeError, r"latency_scale must be float, not True \(bool\)"),
+        (lambda: maitred.LinearLatency((5000.0, 17.5)), ValueError, "beta must be three numbers"),  # type: ignore[arg-type]
+        (lambda: maitred.LinearLatency(("5", 1, 1)), ValueError, "beta must be three numbers"),  # type: ignore[arg-type]
     ],
 )
 def test_a_key_of_another_type_is_named(make: Callable[[], object], kind: type[Exception], problem: str) -> None:

@@ -165,6 +165,18 @@ def crowd(seed: int) -> Iterator[Job]:
         yield Job(Request(id=i, arrival=at, prompt_tokens=draw.randrange(1, 90)), draw.randrange(1, 40))
 
 
+@pytest.mark.parametrize("wanted", [2.5, float("nan"), "3", None])
+def test_a_policy_that_wants_no_whole_number_is_named(monkeypatch: pytest.MonkeyPatch, wanted: Any) -> None:
+    class Wrong:
+        def desired(self, state: FleetState) -> Any:
+            return wanted
+
+    monkeypatch.setitem(AUTOSCALERS._known, "wrong", Wrong)
+    cluster = ClusterConfig(autoscaling=AutoscalingConfig(policy="wrong", max_instances=2, interval_secs=1.0))
+    with pytest.raises(ConfigError, match=r"wrong wants .* instances"):
+        simulate(requests((2, 0)), cluster, InstanceConfig())
+
+
 def test_wrong_settings_are_named() -> None:
     with pytest.raises(ValueError, match="min_instances and max_instances must be in order"):
         AutoscalingConfig(min_instances=3, max_instances=2)

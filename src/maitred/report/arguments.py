@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -38,8 +38,14 @@ def check_seed_and_slo(seed: object, slo: object) -> None:
     """Raise ConfigError for a seed that is no whole number, or an SLO of another type."""
     if type(seed) is not int:
         raise ConfigError(f"must be a whole number, not {seed!r}", where="seed")
+    check_slo(slo)
+
+
+def check_slo(slo: object) -> Slo:
+    """Return `slo`. Raises ConfigError for another type."""
     if not isinstance(slo, Slo):
         raise ConfigError(f"must be Slo, not {type(slo).__name__}", where="slo", hint="write Slo(ttft_ms=500)")
+    return slo
 
 
 def check_sections(workload: object, sections: Sequence[object], kinds: Mapping[str, type]) -> None:
@@ -47,6 +53,9 @@ def check_sections(workload: object, sections: Sequence[object], kinds: Mapping[
     order = f"in this order: workload, {', '.join(kinds)}"
     if isinstance(workload, msgspec.Struct) and not isinstance(workload, Workload):
         raise ConfigError(f"a {type(workload).__name__} is no workload", where="workload", hint=order)
+    if not isinstance(workload, str | Iterable | Workload):
+        hint = "jobs, a trace as FORMAT:FILE, or maitred.synthetic(rate=10, num_requests=1000)"
+        raise ConfigError(f"a {type(workload).__name__} is no workload", where="workload", hint=hint)
     for given, (name, kind) in zip(sections, kinds.items(), strict=True):
         if given is not None and not isinstance(given, kind):
             raise ConfigError(f"must be {kind.__name__}, not {type(given).__name__}", where=name, hint=order)

@@ -40,7 +40,7 @@ from maitred.core.errors import ConfigError
 from maitred.core.request import Request, RequestId
 from maitred.core.units import SECOND, Micros
 from maitred.workload import Job, ReactiveWorkload
-from maitred.workload.job import is_program_over, no_whole_numbers, read_before
+from maitred.workload.job import check_whole_numbers, is_program_over, no_job, read_before
 
 _PROGRESS_EVERY: Final = 1_000
 """Requests between two calls of `progress`."""
@@ -156,11 +156,14 @@ class ArrivalFeed:
         if job is None:
             self.next_at = self._added[0][0] if self._added else NO_ARRIVAL
             return
-        request = job.request
+        try:
+            request = job.request
+        except AttributeError as error:
+            raise no_job(job) from error
         arrival = request.arrival
         # All arithmetic relies on the type.
         if not (type(arrival) is type(request.prompt_tokens) is type(job.output_tokens) is int):
-            raise no_whole_numbers(job)
+            check_whole_numbers(job)
         if arrival < now:
             before = f"after one that arrived at {now} µs" if self.num_arrived else "before the run begins at 0"
             what = f"request {job.request.id} arrives at {arrival} µs, {before}"

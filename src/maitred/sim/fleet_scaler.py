@@ -24,6 +24,7 @@ At t = 5 s the policy wants 5, so 4 start and serve from t = 15 s on.
 
 from __future__ import annotations
 
+import operator
 from collections import deque
 from collections.abc import Sequence
 from typing import Final
@@ -107,7 +108,7 @@ class FleetScaler:
         for index in self._in_state(_DRAINING):  # also those whose last request has left for another instance
             if not self._fleet.replicas[index].in_flight:
                 self._enter(index, _OFF, now)
-        wanted = min(max(self._policy.desired(self._state(now)), self._config.min_instances), self._config.max_instances)
+        wanted = min(max(self._desired(now), self._config.min_instances), self._config.max_instances)
         size = len(self._in_state(_SERVING)) + len(self._ready_at)
         while self._wanted and self._wanted[0][0] <= now - self._delay:
             self._wanted.popleft()
@@ -116,6 +117,15 @@ class FleetScaler:
             self._grow(wanted - size, now)
         else:
             self._shrink(size - max(each for _, each in self._wanted), now)
+
+    def _desired(self, now: Micros) -> int:
+        """Return what the policy wants. Raises ConfigError for one of somebody's own that wants no whole number."""
+        desired = self._policy.desired(self._state(now))
+        try:
+            return operator.index(desired)
+        except TypeError as error:
+            what = f"{self._config.policy} wants {desired!r} instances"
+            raise ConfigError(what, where="cluster.autoscaling.policy", hint="desired() returns a whole number") from error
 
     def _state(self, now: Micros) -> FleetState:
         serving = [self._fleet.replicas[index] for index in self._in_state(_SERVING)]

@@ -42,6 +42,7 @@ from maitred.sim.slot_learning import make_slot_learning
 from maitred.sim.stages import Stages
 from maitred.sim.timeline_log import TimelineLog
 from maitred.workload import Job
+from maitred.workload.job import check_whole_numbers
 
 _NO_HORIZON: Micros = NO_ARRIVAL - 1
 _Handler: TypeAlias = Callable[[int, Micros], None]
@@ -97,7 +98,13 @@ def simulate(
     sampler = None if sample_every is None else Sampler(sample_every, event_queue, arrivals, pipeline, fleet)
     timeline_log = None if sampler is None or sink is not None else _attach_timelines(pipeline, driver)
     fleet.schedule_limit_changes(cluster.limit_changes)
-    _run(event_queue, arrivals, pipeline, fleet, _handlers(pipeline, fleet, sampler), horizon)
+    try:
+        _run(event_queue, arrivals, pipeline, fleet, _handlers(pipeline, fleet, sampler), horizon)
+    except TypeError:
+        # Not looked at before, which would cost every request something.
+        for state in pipeline.live.values():
+            check_whole_numbers(state.job)
+        raise
     if arrivals or pipeline.live:
         assert horizon is not None
         pipeline.record_unfinished(horizon)

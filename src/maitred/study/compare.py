@@ -193,5 +193,10 @@ def _located_in(side: str) -> AbstractContextManager[None]:
     return located(lambda where: f"{side}: {where}".removesuffix(": "))
 
 
-def _candidate(given: Candidate | str | Path) -> Candidate:
-    return given if isinstance(given, Candidate) else Candidate.from_yaml(given)
+def _candidate(given: object) -> Candidate:
+    if isinstance(given, Candidate):
+        return given
+    if not isinstance(given, str | Path):
+        what = f"a {type(given).__name__} is no candidate"
+        raise ConfigError(what, hint="compare(Candidate(...), Candidate(...), workload=...), or paths of configuration files")
+    return Candidate.from_yaml(given)

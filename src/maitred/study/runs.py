@@ -20,6 +20,7 @@ from maitred.core.errors import ConfigError, MaitredError
 from maitred.core.garbage import rare_collections
 from maitred.core.units import Micros, from_ms
 from maitred.report import DEFAULT_SLO, Slo, workload_targets
+from maitred.report.arguments import check_slo
 from maitred.study.candidate import Candidate, draw_latency_scale
 from maitred.workload import Workload
 from maitred.workload.load import DEFAULT_SEED, Load, check_load
@@ -191,8 +192,8 @@ def as_load(workload: Load | Workload | str) -> Load:
 
 
 def stated_slo(given: Slo | None, load: Load) -> Slo:
-    """Return the given SLO, or else the targets of the workload, or else the default."""
+    """Return the given SLO, or else the targets of the workload, or else the default. Raises ConfigError for another type."""
     if given is not None:
-        return given
+        return check_slo(given)
     stated = workload_targets(load.workload_spec if isinstance(load.workload_spec, Workload) else None)
     return Slo(classes=stated) if stated else DEFAULT_SLO

@@ -57,13 +57,20 @@ class ReadOnce:
         self._is_read = True
 
 
-def no_whole_numbers(job: Job) -> ConfigError:
-    """Return the error of a job of which arrival or lengths are no whole numbers."""
+def no_job(given: object) -> ConfigError:
+    """Return the error of a workload that yields something else than jobs."""
+    return ConfigError(f"the workload has a {type(given).__name__} in place of a job", hint="Job(Request(...), output_tokens)")
+
+
+def check_whole_numbers(job: Job) -> None:
+    """Raise ConfigError unless id, arrival, deadline and lengths of a job are whole numbers."""
     request = job.request
     given = {"arrival": request.arrival, "prompt_tokens": request.prompt_tokens, "output_tokens": job.output_tokens}
-    name, value = next((name, value) for name, value in given.items() if type(value) is not int)
-    what = f"request {request.id} has {name} {value!r} ({type(value).__name__})"
-    return ConfigError(what, hint="a whole number (int): arrivals are µs, lengths are tokens")
+    given |= {"max_output_tokens": request.max_output_tokens or 0, "deadline": request.deadline or 0, "id": request.id}
+    for name, value in given.items():
+        if type(value) is not int:
+            what = f"request {request.id} has {name} {value!r} ({type(value).__name__})"
+            raise ConfigError(what, hint="a whole number (int): arrivals and deadlines are µs, lengths are tokens")
 
 
 def read_before() -> ConfigError:

@@ -55,7 +55,7 @@ LENGTHS: Registry[LengthDistribution] = Registry(
 """Constructors take the numbers after the colon. They raise ValueError for numbers out of range."""
 
 
-def parse_lengths(text: str | int, *, where: str = "") -> LengthDistribution:
+def parse_lengths(text: str | float | None, *, where: str = "") -> LengthDistribution:
     """Return the distribution that `500`, `normal:500,150`, ... describes. Raises ConfigError that names the correct form."""
     name, colon, values = str(text).strip().partition(":")
     if not colon:

@@ -83,8 +83,8 @@ def synthetic(
         shown = f"{rate:g}" if type(rate) in (int, float) else repr(rate)
         raise ConfigError(f"a rate of {shown} cannot be used", where="rate", hint=hint)
     count = _check_num_requests(num_requests)
-    prompts = parse_lengths(input_tokens, where="input_tokens") if isinstance(input_tokens, str | int) else input_tokens
-    answers = parse_lengths(output_tokens, where="output_tokens") if isinstance(output_tokens, str | int) else output_tokens
+    prompts = _lengths_of(input_tokens, "input_tokens")
+    answers = _lengths_of(output_tokens, "output_tokens")
     process = parse_arrival_process(arrival, where="arrival") if isinstance(arrival, str) else arrival
     mixes = parse_mixes(class_mix, tenant_mix)
     shared = _check_prefix_tokens(prefix_tokens)
@@ -95,6 +95,11 @@ def synthetic(
         return jobs if mixes.tenants is None else with_tenant_mix(jobs, mixes.tenants, seed)
 
     return RepeatableJobs(make)
+
+
+def _lengths_of(given: str | float | LengthDistribution | None, where: str) -> LengthDistribution:
+    """Return the distribution, which may be written as users do. Raises ConfigError for what is none."""
+    return parse_lengths(given, where=where) if given is None or isinstance(given, str | int | float) else given
 
 
 def closed_loop(

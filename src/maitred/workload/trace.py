@@ -277,6 +277,8 @@ class Trace:
 def open_trace(spec: str, *, bad_rows: BadRows = BadRows.REFUSE, header: Path | None = None) -> Trace:
     """Open the trace that users name `spec` (see above). `header` is the header file of a format that has one, if the header is
     not beside the trace. Raises ConfigError if the trace cannot be opened or has a wrong header."""
+    if not isinstance(spec, str):
+        raise ConfigError(f"{spec!r} is no trace", where="trace", hint="a text: FILE or FORMAT:FILE")
     written, file = split_trace_spec(spec)
     if written == SAMPLE:
         return _open_file(_sample_path(file), FORMATS.create("maitred"), bad_rows, header)

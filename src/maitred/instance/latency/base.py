@@ -5,6 +5,7 @@ the simplest model, `linear`: a step takes a fixed time, and a time for each tok
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from copy import copy
 from math import isfinite
 from typing import Protocol, Self
@@ -96,8 +97,8 @@ def _later(batch: BatchShape, steps: int) -> BatchShape:
 HOUR = 3600 * SECOND
 
 
-def _check_times(name: str, numbers: tuple[float, float, float]) -> None:
-    if not all(isfinite(x) and 0 <= x <= HOUR for x in numbers):
+def _check_times(name: str, numbers: Sequence[object]) -> None:
+    if len(numbers) != 3 or not all(isinstance(x, int | float) and isfinite(x) and 0 <= x <= HOUR for x in numbers):
         raise ValueError(f"{name} must be three numbers from 0 to {HOUR:g} (µs: an hour), not {numbers}")
 
 

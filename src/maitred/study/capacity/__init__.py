@@ -98,6 +98,7 @@ def capacity(
     Raises ConfigError for impossible arguments, for a workload whose requests do not arrive at a rate, and if no option can be
     simulated at all.
     """
+    _check_base(base)
     _check(tolerance, max_instances, num_instances, constraints)
     _check_shares(precision, latency_error)
     load, common = as_load(workload), _with_error(base or Candidate(), latency_error)
@@ -197,12 +198,19 @@ def _check_shares(precision: float, latency_error: float | None) -> None:
             raise ConfigError(f"{value:g} cannot be used", where=name, hint=f"a share from 0 to {most:g}")
 
 
+def _check_base(base: object) -> None:
+    if base is not None and not isinstance(base, Candidate):
+        hint = "Candidate(instance=...), and the rest by name"
+        raise ConfigError(f"must be Candidate, not {type(base).__name__}", where="base", hint=hint)
+
+
 def _check(tolerance: float, max_instances: int | None, num_instances: int | None, constraints: Sequence[str]) -> None:
     if not 0.001 <= tolerance <= 0.5:
         raise ConfigError(f"{tolerance:g} cannot be used", where="--tolerance", hint="a share from 0.001 to 0.5")
     for name, size in (("--max-instances", max_instances), ("--num-instances", num_instances)):
-        if size is not None and not 1 <= size <= _MOST_SIZE:
-            raise ConfigError(f"{size:,} cannot be used", where=name, hint=f"from 1 to {_MOST_SIZE:,} instances")
+        if size is not None and not (type(size) is int and 1 <= size <= _MOST_SIZE):
+            shown = f"{size:,}" if type(size) is int else repr(size)
+            raise ConfigError(f"{shown} cannot be used", where=name, hint=f"from 1 to {_MOST_SIZE:,} instances")
     if num_instances is not None and max_instances is not None and num_instances > max_instances:
         what = f"{num_instances:,} are more than --max-instances, {max_instances:,}"
         raise ConfigError(what, where="--num-instances", hint="a fixed size needs no --max-instances")

@@ -154,8 +154,9 @@ def _heading(name: str) -> str:
 def capacity_notes(result: CapacityResult) -> Iterator[str]:
     """Yield what was asked, what the columns are, and why some options have no answer."""
     counts = sorted({option.seeds for option in result.options if option.seeds})
-    seeds = " to ".join(f"{count:,}" for count in counts[:1] + counts[1:][-1:]) or "0"
-    what = f"{seeds} {'seed' if seeds == '1' else 'seeds'}, the same workload for all options"
+    seeds = " to ".join(f"{count:,}" for count in counts[:1] + counts[1:][-1:])
+    how_often = f"{seeds} {'seed' if seeds == '1' else 'seeds'}, " if seeds else ""  # no option holds: nothing was repeated
+    what = f"{how_often}the same workload for all options"
     yield f"Today: {result.workload}, {format_number(result.today)} requests/s; {what}."
     yield f"To hold, on average over the seeds: {', '.join(result.constraints)}. SLO: {result.slo}."
     yield (
