@@ -75,8 +75,9 @@ class KnownHead(Generic[HeadT]):
         not, or if it has none."""
         begin = self._num_before
         behind = data.find(b"\r", begin, begin + _MAX_DIGITS + 1)
+        if behind < 0:  # Not as the end of a slice, which mypyc cannot cut that begins behind it.
+            return None
         digits = data[begin:behind]
-        # Without an end of the digits `behind` is -1, where nothing begins that has two line ends.
         if digits.isdigit() and data.startswith(self._after, behind) and data.startswith(self._before) and self._after:
             return int(digits), behind + len(self._after)
         return None
