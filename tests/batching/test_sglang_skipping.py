@@ -196,6 +196,19 @@ def test_skipping_changes_nothing(workload: Workload, looks: set[int]) -> None:
     event(f"kinds {sorted({kind for _, kind, _, _ in skipping.events})}")
 
 
+def test_a_request_that_was_seen_and_withdrawn_lets_no_other_in_between_two_looks() -> None:
+    # Request 1 waits when the scheduler looks, and leaves. The next one comes between two looks, and no step is planned in
+    # between that could see the queue empty.
+    config = {"flavour": "sglang", "scheduler": "sglang(fcfs, priority=high-first)", "max_num_seqs": 1}
+    config |= {"sglang": SGLangConfig(scheduler_recv_interval=10), "latency": LinearLatency((10, 0, 0.7))}
+    jobs = [(Request(id=0, arrival=0, prompt_tokens=1), 66), (Request(id=1, arrival=0, prompt_tokens=1), 9)]
+    jobs.append((Request(id=2, arrival=490, prompt_tokens=1, priority=20), 9))
+    skipping = drive(InstanceConfig(**config), jobs, [(125, 1)], set())
+    stepping = drive(InstanceConfig(**config, step_by_step=True), jobs, [(125, 1)], set())
+    assert skipping.events == stepping.events
+    assert (510, "KV_PREEMPTED", 0, 51) in skipping.events
+
+
 def test_requests_that_run_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = []
     monkeypatch.setattr(DecodingRequests, "__getitem__", lambda self, index: looks.append(index))

@@ -290,6 +290,9 @@ class RunningBatch:
     def forget(self, seq: SequenceState) -> None:
         """Drop what is known of `seq`, which has left the instance for good."""
 
+    def on_withdrawn(self) -> None:
+        """Note that a sequence that waits was withdrawn. Called only if `keeps_notes`."""
+
     def on_idle(self) -> None:
         """Note that no sequence is here any more, running or waiting."""
 

@@ -289,6 +289,8 @@ class EngineCore:
             self._remove_running(seq, now, kind)
         else:
             self.waiting.remove(seq.request_id)
+            if self.batch.keeps_notes:
+                self.batch.on_withdrawn()
             self._forget(seq, now, kind)
 
     def _shape_of(self, plan: StepPlan) -> BatchShape:

@@ -61,6 +61,7 @@ class SGLangBatch(RunningBatch):
         "_num_seen",
         "_polled_at",
         "_rules",
+        "_steps_to_poll",
         "_waits_for_slot",
     )
 
@@ -85,8 +86,10 @@ class SGLangBatch(RunningBatch):
         self._num_prefill_steps = 0
         self._polled_at = 0
         """`step_index` of a pass that looked for arrivals: the last one, or one that was a number of intervals before it."""
+        self._steps_to_poll = 1
+        """Decode steps from the one that is planned to the next such pass."""
         self._num_seen = 0
-        """Requests that were in the queue then, and still are."""
+        """Requests that were in the queue then, and still are; or fewer, as any that is withdrawn counts as one of them."""
 
     @property
     def is_full(self) -> bool:
@@ -158,6 +161,9 @@ class SGLangBatch(RunningBatch):
     def forget(self, seq: SequenceState) -> None:
         self._host.forget(seq)
 
+    def on_withdrawn(self) -> None:
+        self._num_seen -= self._num_seen > 0
+
     def on_idle(self) -> None:
         self._host.new_token_ratio.reset()
         self._num_deferred = 0
@@ -181,10 +187,11 @@ class SGLangBatch(RunningBatch):
         (then this pass sees all, which is a little too early for the newest)."""
         interval = self._rules.options.scheduler_recv_interval
         since = (self.step_index - self._polled_at) % interval
+        self._steps_to_poll = interval - since
         if not since:
             self._num_seen = 0 if waiting is None else len(waiting)
-        elif self._chunked is None and not self._num_seen and self._num_deferred < interval - since:
-            self._num_deferred = interval - since
+        elif self._chunked is None and not self._num_seen and self._num_deferred < self._steps_to_poll:
+            self._num_deferred = self._steps_to_poll
 
     def _plan_prefill(self, plan: StepPlan, waiting: WaitQueue | None, preempted: list[SequenceState], now: Micros) -> bool:
         """Make `plan` a step of prefill, if there is anything to prefill. Add the sequences that give way to `preempted`.
@@ -286,6 +293,8 @@ class SGLangBatch(RunningBatch):
             repeats = self._prefix_blocks.max_unchanged_steps(repeats)  # an eviction may bring another request to the head
         elif self._num_deferred and (has_waiting or self._chunked is not None):
             repeats = min(repeats, self._num_deferred)
+        if self._rules.options.scheduler_recv_interval > 1 and (has_waiting or self.is_full):
+            repeats = min(repeats, self._steps_to_poll)  # which notes how many it sees
         plan.max_repeats = repeats
 
     def _retract(self, memory: DecodeMemory, preempted: list[SequenceState], now: Micros) -> None:
