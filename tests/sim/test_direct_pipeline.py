@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -67,12 +66,17 @@ def same(first: Results, second: Results) -> bool:
     router=st.sampled_from(["least-loaded", "weighted", "round-robin"]),
     horizon=st.none() | st.integers(0, 6000),
     caching=st.booleans(),
+    schedules_ahead=st.booleans(),
 )
 def test_the_straight_path_gives_the_same_rows(
-    seed: int, blocks: int, scheduler: str, router: str, horizon: int | None, caching: bool
+    seed: int, blocks: int, scheduler: str, router: str, horizon: int | None, caching: bool, schedules_ahead: bool
 ) -> None:
-    instance = msgspec.structs.replace(
-        InstanceConfig(max_model_len=128, total_kv_blocks=blocks, scheduler=scheduler, enable_prefix_caching=caching),
+    instance = InstanceConfig(
+        max_model_len=128,
+        total_kv_blocks=blocks,
+        scheduler=scheduler,
+        enable_prefix_caching=caching,
+        async_scheduling=schedules_ahead,
         latency=LinearLatency((100, 1, 10)),
     )
     settings: dict[str, Any] = {"horizon": horizon, "routing": RoutingConfig(policy=router)}

@@ -147,9 +147,11 @@ class ResultRows:
     def write_completed(self, state: RequestState, at: Micros, seq: SequenceState, replica: Replica) -> Micros:
         """Write the row of a request that was in its instance from its arrival to its completion at `at`, as `write` does."""
         request, row, overhead = state.request, state.row, self._overhead_per_token
-        first_token, emitted = seq.first_token_at, seq.num_output_tokens
-        names = request.tenant or request.model or request.slo_class
-        if names or seq.num_preemptions or seq.recomputed_tokens or seq.stall_time or first_token is None:
+        first_token, emitted, queued = seq.first_token_at, seq.num_output_tokens, seq.queued_at
+        has_names = request.tenant or request.model or request.slo_class
+        # An engine that schedules one step ahead takes requests into its wait queue at the end of a step.
+        has_waited = queued is not None and queued != state.queued_at
+        if has_names or has_waited or seq.num_preemptions or seq.recomputed_tokens or seq.stall_time or first_token is None:
             return self.write(state, _COMPLETED, at, seq, replica)
         at += overhead * emitted + self._overhead_at_end
         try:
