@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import chain, islice
 from random import Random
 
 import pytest
 
-from maitred.workload import LengthDistribution, parse_arrival_process, parse_lengths
+from maitred.workload import ArrivalProcess, LengthDistribution, parse_arrival_process, parse_lengths
 from maitred.workload.columns import ROWS, draw_arrivals, draw_lengths
 from maitred.workload.lengths import NormalLength, UnitDraw
 
@@ -46,3 +47,16 @@ def test_arrivals_are_the_rounded_sums_of_single_gaps(process: str, mean_gap: fl
         instants.append(round(at))
     columns = draw_arrivals(parse_arrival_process(process), Random("gaps"), mean_gap, COUNT)
     assert list(chain.from_iterable(columns)) == instants
+
+
+class Few(ArrivalProcess):
+    """Two arrivals, the first one before the run."""
+
+    syntax = "few"
+
+    def gaps(self, uniform: UnitDraw, expected: float) -> Iterator[float]:
+        return iter((-0.5, 2.0))
+
+
+def test_a_process_that_ends_is_not_asked_again_and_its_negative_gaps_show() -> None:
+    assert list(draw_arrivals(Few(), Random("gaps"), 10.0, COUNT)) == [[-5, 15]]

@@ -67,7 +67,10 @@ def draw_arrivals(process: ArrivalProcess, rng: Random, mean_gap: float, count: 
         # The sum is one of floats, and rounded only here: gaps below a microsecond keep their mean. numpy adds up in order.
         instants = np.add.accumulate(np.concatenate(([last], mean_gap * column)))
         last = float(instants[-1])
-        yield _rounded(instants[1:], 0, _LATEST)
+        # Instants before the run stay so: a process that gives negative gaps is to be refused.
+        yield _rounded(instants[1:], -_LATEST, _LATEST)
+        if len(column) < rows:
+            return
 
 
 def _map(function: Callable[[float], float], column: Floats) -> Floats:
