@@ -2,7 +2,7 @@
 
 A workload is an iterator of `Job` in the order of arrival, with ids 0, 1, 2, ... It is made while it is read: a trace of any
 size is streamed from its file, and a synthetic workload is drawn as it is read. The length of an answer is beside the `Request`
-and not in it, so no policy can see it.
+and not in it, because no policy may know it.
 
     job, transforms                      the job; a workload with each job changed (mixes, timeout, scaling)
     trace, line_reader, trace_format     recorded workloads; the modules of `formats` have the formats
