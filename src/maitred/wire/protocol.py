@@ -197,7 +197,7 @@ class ServerConnection(asyncio.Protocol):
         self._exchange = exchange = Exchange(head, self, self._client)
         if self._context.is_draining:
             self._end_with_exchange()
-        exchange.task = task = self._loop.create_task(self._serve(exchange), name="request")  # else a number is made its name
+        exchange.task = task = self._loop.create_task(self._serve(exchange))
         self._context.tasks[task] = None
         return exchange
 
