@@ -33,7 +33,7 @@ _JSON_HINT: Final = b'"error"'
 _MAX_MESSAGE: Final = 500
 """Characters of a message that are kept. It goes into logs, and an engine may put a whole traceback or prompt into it."""
 _STATUS_DIGITS: Final = 3
-"""Digits of a status. `int` of a text without an end takes the square of its length."""
+"""Digits of a status. `int` raises ValueError for a text of thousands of digits."""
 _STATUS_OF_WORD: Final = {
     **dict.fromkeys(("invalid_request_error", "BadRequestError", "invalid_prompt"), 400),
     **dict.fromkeys(("rate_limit_error", "rate_limit_exceeded"), 429),

@@ -201,9 +201,8 @@ class UpstreamConnection(asyncio.Protocol):
         response, first = self._response, events[0] if events else None
         assert response is not None
         if END in events[-2:]:
-            events = events[
-                : events.index(END, -2) + 1
-            ]  # What follows a response concerns the connection, and not the response.
+            # What follows a response concerns the connection, and not the response.
+            events = events[: events.index(END, -2) + 1]
         if type(first) is ResponseHead:
             self._has_head, self._last_received = True, self._clock.time()
             response.on_head(first.status, first.headers)

@@ -75,7 +75,7 @@ class KnownHead(Generic[HeadT]):
         not, or if it has none."""
         begin = self._num_before
         behind = data.find(b"\r", begin, begin + _MAX_DIGITS + 1)
-        if behind < 0:  # Not as the end of a slice, which mypyc cannot cut that begins behind it.
+        if behind < 0:  # As the end of a slice, -1 may lie before its beginning, for which compiled code raises SystemError.
             return None
         digits = data[begin:behind]
         if digits.isdigit() and data.startswith(self._after, behind) and data.startswith(self._before) and self._after:

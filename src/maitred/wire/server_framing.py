@@ -59,16 +59,8 @@ class ServerFraming(MessageFraming):
 
     __slots__ = (
         *("_codings", "_expects_continue", "_hosts", "_is_at_start", "_is_head_request", "_is_http_11", "_is_restarting"),
-        *(
-            "_known_heads",
-            "_last_head",
-            "_skips_parser",
-            "_slice",
-            "_target",
-            "_upgrade_was_offered",
-            "drops_further",
-            "is_in_head",
-        ),
+        *("_known_heads", "_last_head", "_skips_parser", "_slice", "_target", "_upgrade_was_offered"),
+        *("drops_further", "is_in_head"),
     )
 
     def __init__(self, max_head: int, known_heads: KnownHeads[RequestHead] | None = None) -> None:
