@@ -291,7 +291,7 @@ class RunningBatch:
         """Drop what is known of `seq`, which has left the instance for good."""
 
     def on_withdrawn(self) -> None:
-        """Note that a sequence that waits was withdrawn. Called only if `keeps_notes`."""
+        """Note that a sequence that waits was withdrawn."""
 
     def on_idle(self) -> None:
         """Note that no sequence is here any more, running or waiting."""

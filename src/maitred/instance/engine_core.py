@@ -63,8 +63,7 @@ class EngineCore:
         self.waiting = waiting
         self._fcfs = waiting if isinstance(waiting, FcfsQueue) else None
         """The wait queue if it is the usual one, which compiled code calls without looking it up."""
-        # Most queues do nothing in most of their callbacks.
-        self._order_changes = is_overridden(self.waiting, "next_order_change")
+        self._order_changes = is_overridden(self.waiting, "next_order_change")  # most queues do nothing in most callbacks
         self.counts_service = is_overridden(self.waiting, "on_served")
         """Whether the wait queue is told of the work that is done."""
         self._learns = is_overridden(self.waiting, "on_finished")
@@ -289,8 +288,7 @@ class EngineCore:
             self._remove_running(seq, now, kind)
         else:
             self.waiting.remove(seq.request_id)
-            if self.batch.keeps_notes:
-                self.batch.on_withdrawn()
+            self.batch.on_withdrawn()
             self._forget(seq, now, kind)
 
     def _shape_of(self, plan: StepPlan) -> BatchShape:
