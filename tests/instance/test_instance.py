@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 from instance_timeline import ABORTED, FINISHED, FIRST, PREEMPTED, TIMED_OUT, instance, request, run
 
@@ -220,6 +221,11 @@ def test_an_unknown_scheduler_is_a_config_error() -> None:
 def test_a_config_that_cannot_be_is_refused(fields: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         InstanceConfig(**fields)  # type: ignore[arg-type]
+
+
+def test_coefficients_may_be_numbers_of_numpy() -> None:
+    fitted = np.array([5000, 17, 60])
+    assert LinearLatency(tuple(fitted)) == LinearLatency((5000, 17, 60))
 
 
 def test_latency_is_parsed_as_flags_write_it() -> None:

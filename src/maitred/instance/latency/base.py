@@ -7,7 +7,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from copy import copy
-from math import isfinite
+from numbers import Real
 from typing import Protocol, Self
 
 import msgspec
@@ -98,7 +98,7 @@ HOUR = 3600 * SECOND
 
 
 def _check_times(name: str, numbers: Sequence[object]) -> None:
-    if len(numbers) != 3 or not all(isinstance(x, int | float) and isfinite(x) and 0 <= x <= HOUR for x in numbers):
+    if len(numbers) != 3 or not all(isinstance(x, Real) and 0 <= float(x) <= HOUR for x in numbers):
         raise ValueError(f"{name} must be three numbers from 0 to {HOUR:g} (µs: an hour), not {numbers}")
 
 
