@@ -20,7 +20,7 @@ NUM_WAVES = 3
 MOST_MORE = 8
 """What may be kept more after a wave of a hundred requests: configurations that reloads have left to heads that are known."""
 OURS = ("maitred.admission", "maitred.gateway", "maitred.scheduler", "maitred.wire")
-KNOWN_HEADS = {"HeadMemo", "InboundHead", "HeaderBlock", "RequestHead", "ResponseHead", "_ClientPart"}
+KNOWN_HEADS = {"HeadMemo", "InboundHead", "HeaderBlock", "KnownHead", "RequestHead", "ResponseHead", "_ClientPart"}
 """What is kept of heads that were seen: a bounded number. (Programs are kept as well, until they expire.)"""
 
 
