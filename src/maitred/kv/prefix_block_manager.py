@@ -75,7 +75,7 @@ class PrefixBlockManager(BlockManager):
 
     def reserve(self, blocks: int) -> None:
         self.cache.reserve(blocks)
-        self.free -= blocks
+        self._free -= blocks
 
     def reserve_next_step(self) -> None:
         """Reserve what the decoding sequences open in the next step: they come before those that wait, and evict first."""
@@ -85,7 +85,7 @@ class PrefixBlockManager(BlockManager):
             self._num_opened += opened
 
     def run_steps(self, steps: int) -> None:
-        self._uncounted += steps  # which are counted at once: the cache evicts as they go
+        self._uncounted += steps  # which are counted at once, as the cache evicts as they go: `_free` is `free` in this class
         opened = self._count_steps()
         if opened:
             self.cache.reserve(opened)
@@ -109,7 +109,7 @@ class PrefixBlockManager(BlockManager):
         content = self._blocks_of(seq)
         content.lock = self.cache.lock(part_of(content.block_hashes, 0, hit.num_blocks), priority=seq.request.priority)
         content.will_return, content.num_unknown = False, 0
-        self.free -= hit.num_unreferenced
+        self._free -= hit.num_unreferenced
         if not seq.num_preemptions:
             seq.num_cached_tokens = (hit.num_blocks + hit.num_in_host) * self.block_size
         if hit.num_in_host:
@@ -178,7 +178,7 @@ class PrefixBlockManager(BlockManager):
                 known = len(hashes)
             self._commit(lock, hashes, known if known < full else full)
             self.cache.release_private(lock, full - lock.num_committed)
-        self.free = self.cache.free
+        self._free = self.cache.free
 
     def forget(self, seq: SequenceState) -> None:
         """Drop what is known of `seq`, which has ended."""
@@ -261,4 +261,4 @@ class PrefixBlockManager(BlockManager):
         """Commit the first `count` blocks of `lock`, whose content is that of `block_hashes`, as far as that is not done."""
         if count > lock.num_committed:
             self.cache.commit_blocks(lock, part_of(block_hashes, lock.num_committed, count))
-            self.free = self.cache.free  # a radix tree gives back what it had twice
+            self._free = self.cache.free  # a radix tree gives back what it had twice
